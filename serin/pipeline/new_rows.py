@@ -4,7 +4,7 @@
     Delta     the files with rows that were added since the version of the last run
     a query   the rows whose first order_by column is larger than at the last run
 
-A clock decides nothing. What cannot be told apart from rows that were scored is refused by name.
+A clock decides nothing. What cannot be distinguished from rows that were scored is refused by name.
 """
 
 from __future__ import annotations

@@ -74,15 +74,10 @@ def score_new(
 ) -> Scored | None:
     """Scores the rows that no earlier run has scored into the target `out`; None when there are none.
 
-    `name`: MODEL[:VERSION], the live version by default. `rows`: an entry as in `data.tables`; of files a partition is
-    a file. `out`: a folder, {delta: PATH} or {table: NAME, connection: env:URI}. `since`: only files whose name behind
-    the fixed part of `rows` is at least this text, such as `date=2026-01-31`; of a Delta table the first version; of a
-    query the least value of its first order_by column. `late`: also files that come before one that was scored. `run`:
-    of the orchestrator. `stop`: when it is set, the run does not appear and StageStopped is raised; the next one
-    continues it.
-
-    ScoringRefused for rows that cannot be told from those that were scored, for late ones, for columns of another type
-    than before, and for targets that cannot be written in this way. Then nothing has changed.
+    `rows`: an entry as in `data.tables`. `out`: a folder, {delta: PATH} or {table: NAME, connection: env:URI}. `since`
+    and `late`: see docs/how-to/schedule.md. `run`: of the orchestrator. `stop`: when it is set, the run does not appear
+    and StageStopped is raised; the next one continues it. ScoringRefused where rows or target do not fit; then nothing
+    has changed.
     """
     from serin.pipeline.new_rows import find_new
 
@@ -93,8 +88,7 @@ def score_new(
         new = find_new(source, runs, since=since, late=late, scratch=target.folder / _ROWS)
         if new is None:
             return None
-        if any(piece.path.startswith(f"{target.name}/") for piece in new.pieces):
-            raise ScoringRefused(target=target.name, reason="its own files are among the rows to be scored")
+        _refuse_own(target, new)
         bundle, number = open_bundle(name), max(runs, default=0) + 1
         last = runs[max(runs)].columns if runs else None
         with placed(bundle, device, scheduler) as place, measure("score", place.devices) as measured:
@@ -115,6 +109,11 @@ def score_new(
         _keep_receipt(target, number, measured.receipt, run)
         _finish(target, {number: done})
     return Scored(run=done, receipt=measured.receipt)
+
+
+def _refuse_own(target: Target, new: NewRows) -> None:
+    if any(piece.path.startswith(f"{target.name}/") for piece in new.pieces):
+        raise ScoringRefused(target=target.name, reason="its own files are among the rows to be scored")
 
 
 def open_target(out: Entry) -> Target:

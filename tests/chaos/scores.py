@@ -38,6 +38,7 @@ from serin.store.store import Store
 from tests.fakes.live_quality import publish
 from tests.fakes.postgres import running_postgres
 from tests.kit.score_tables import Delta, Files, Result, Source, Sql, arrived
+from tests.signals import send
 from tests.unit.serving import bundles
 
 TARGETS = ("parquet", "delta", "sqlite", "postgres")
@@ -126,7 +127,7 @@ def _attempt(
         committing = said.read(1) == b"c"
         if committing and delay_s is not None:
             time.sleep(delay_s)
-            os.kill(child, signal.SIGKILL)
+            send(signal.SIGKILL, child)
         rest = said.read()
     _, status = os.waitpid(child, 0)
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
