@@ -114,6 +114,7 @@ chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; eve
 	$(BIN)/python -m tests.chaos.lease_clients --clients 20 --rounds 30 --deaths 40
 	$(BIN)/python -m tests.chaos.orchestration
 	$(BIN)/python -m tests.chaos.schedules
+	$(BIN)/python -m tests.chaos.scores
 
 lint: ruff ## ruff, mypy --strict, import rules
 	$(TYPES)

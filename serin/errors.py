@@ -7,6 +7,7 @@ SerinError                      what happened, where, what to do next; fields fo
 ├── DataError                   the tables do not hold what the spec says
 │   ├── SourceMissing           a file, glob or URL that matches nothing (exit code 2)
 │   ├── SourceUnreadable        a file that is there and cannot be read
+│   ├── DatabaseFailed          a database that cannot be reached, or refuses what it is asked
 │   ├── TableEmpty              a table without rows, or none left after joins and drops
 │   ├── TableTooLarge           a table to be joined that fits into no memory, and cannot be cut
 │   ├── ColumnMissing           a column that is not there; names the nearest (exit code 2)
@@ -284,6 +285,11 @@ class SourceUnreadable(DataError):
     template = "data.tables.{table}: {path} cannot be read: {reason}"
 
 
+class DatabaseFailed(DataError):
+    template = "database {connection}: {reason}"
+    reason: str
+
+
 TableEmpty = _kind(DataError, "TableEmpty", "table {table!r} has no rows: {why}")
 
 
@@ -406,7 +412,8 @@ class RowsUnfit(DataError):
         return f"column {self.column!r}" if self.column else "the table"
 
 
-ScoringRefused = _kind(DataError, "ScoringRefused", "scores in {target}: {reason}")
+class ScoringRefused(DataError):
+    template = "scores in {target}: {reason}"
 
 
 class EventRefused(DataError):

@@ -100,10 +100,16 @@ def predict_in_bulk(
     pieces, folder = find_pieces(rows), Path(bundle.path)
     count = workers or core_count()
     records = records_of(bundle)
-    with placed(bundle, device, scheduler) as place:
+    with placed(bundle, device, scheduler) as held:
         if out is not None and (is_url(out) or not Path(out).suffix):
             done = score_into_folder(
-                folder, pieces, out, workers=count, scheduler=scheduler, place=place, digest=bundle.digest
+                folder,
+                pieces,
+                out,
+                workers=count,
+                scheduler=scheduler,
+                place=held.place,
+                digest=bundle.digest,
             )
             if records is not None:
                 for number, table in enumerate(read_parts(str(out))):
@@ -112,7 +118,13 @@ def predict_in_bulk(
             with _writer(None if out is None else Path(out)) as writer:
                 tee = writer if records is None else _Recorded(writer, records)
                 done = score_pieces(
-                    folder, pieces, tee, workers=count, scheduler=scheduler, place=place, digest=bundle.digest
+                    folder,
+                    pieces,
+                    tee,
+                    workers=count,
+                    scheduler=scheduler,
+                    place=held.place,
+                    digest=bundle.digest,
                 )
     if records is not None:
         records.finish()

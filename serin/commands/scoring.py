@@ -124,15 +124,24 @@ def score(
     model: ModelVersion,
     rows: Annotated[
         str,
-        typer.Argument(help="Files to score: a folder, a glob or a URL, such as 'rows/date=*/*.parquet'."),
+        typer.Argument(
+            help="Rows to score: a folder, a glob or a URL, such as 'rows/date=*/*.parquet', or as in data.tables "
+            "'{delta: PATH}', '{sql: QUERY, connection: env:URI, order_by: COLUMN}'."
+        ),
     ],
     out: Annotated[
-        str, typer.Option("--out", "-o", help="The folder that gets a folder of Parquet files for each run.")
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            help="The target: a folder, '{delta: PATH}' (also s3://), or '{table: NAME, connection: env:URI}'.",
+        ),
     ],
     since: Annotated[
         str | None,
         typer.Option(
-            help="Only files whose name behind the fixed part of ROWS is at least this, such as date=2026-01-31."
+            help="Only files whose name behind the fixed part of ROWS is at least this, such as date=2026-01-31; "
+            "versions of a Delta table from this on; of a query rows whose first order_by column is at least this."
         ),
     ] = None,
     late: Annotated[
@@ -144,9 +153,9 @@ def score(
     device: _Device = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Score the files that have come since the last run, each row once. [default: the live version, else the newest]
+    """Score the rows that have come since the last run, each once. [default: the live version, else the newest]
 
-    The run appears whole, with the list of its files. A run that was killed is completed by the next one. Flow
+    The run appears whole, with its watermark. A run that was killed is completed by the next one. Flow
     `score/scheduled` does the same.
     """
     from serin.pipeline.score import score_new
@@ -155,10 +164,12 @@ def score(
     if as_json:
         show_json(None if done is None else done.to_json())
     elif done is None:
-        show(f"no new files at {rows}")
+        show("no new rows")
     else:
-        files = counted(len(done.files), "file")
-        show(f"{counted(done.rows, 'row')} of {files} scored by {done.release} into {out}")
+        run, receipt = done.run, done.receipt
+        paid = "" if receipt.cost is None else f", cost {receipt.cost:,.4f}"
+        speed = f"{receipt.seconds:,.1f} s, {receipt.rows_per_s or 0:,.0f} rows/s{paid}"
+        show(f"{counted(run.rows, 'row')} scored by {run.release} ({speed})")
 
 
 def explain(

@@ -47,23 +47,26 @@ class RowWriter(Protocol):
     def write_table(self, table: pa.Table) -> None: ...
 
 
-def read_rows(path: Path, schema: Schema, bundle: Path | None = None) -> Iterator[pa.Table]:
+def read_rows(
+    path: Path, schema: Schema, bundle: Path | None = None, form: CsvFormat | None = None
+) -> Iterator[pa.Table]:
     """The file's rows, a piece at a time; RowsUnfit when the file is missing, unreadable or of no known kind. `bundle`:
-    the file may be written like the table that this one was trained on, also with other names for its columns."""
+    the file may be written like the table that this one was trained on, also with other names for its columns. `form`:
+    how a CSV file is written, whatever it is called."""
     rename = {} if bundle is None else names_in_training(bundle)
-    for table in _read_rows(path, schema, bundle):
+    for table in _read_rows(path, schema, bundle, form):
         yield as_requested(table, schema, rename)
 
 
-def _read_rows(path: Path, schema: Schema, bundle: Path | None) -> Iterator[pa.Table]:
+def _read_rows(path: Path, schema: Schema, bundle: Path | None, form: CsvFormat | None) -> Iterator[pa.Table]:
     try:
-        match path.suffix.lower():
+        match ".csv" if form is not None else path.suffix.lower():
             case ".parquet" | ".pq":
                 with pq.ParquetFile(path) as file:
                     for batch in file.iter_batches(PIECE_ROWS):
                         yield pa.Table.from_batches([batch])
             case ".csv":
-                yield from _read_csv(path, schema, bundle)
+                yield from _read_csv(path, schema, bundle, form)
             case ".json" | ".jsonl" | ".ndjson":
                 options = pajson.ParseOptions(explicit_schema=_explicit(path, schema))
                 read = pajson.ReadOptions(block_size=_BLOCK_BYTES)
@@ -95,10 +98,12 @@ def write_rows(path: Path) -> Iterator[RowWriter]:
         temporary.unlink(missing_ok=True)
 
 
-def _read_csv(path: Path, schema: Schema, bundle: Path | None) -> Iterator[pa.Table]:
+def _read_csv(path: Path, schema: Schema, bundle: Path | None, form: CsvFormat | None) -> Iterator[pa.Table]:
     training = None if bundle is None else training_csv(bundle)
+    if form is not None:
+        training = TrainingCsv(form=form, rename={} if training is None else training.rename)
     names = [] if training is None else training.names_in(path)
-    if training is not None and training.serves(names, schema):
+    if training is not None and (form is not None or training.serves(names, schema)):
         yield from _read_like_training(path, schema, training, names)
         return
     with pacsv.open_csv(path, parse_options=parse_options()) as reader:

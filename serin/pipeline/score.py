@@ -1,43 +1,43 @@
 """Scores tables without a server: what `serin predict --batch` and `serin score` share, and scoring on a schedule.
 
-A target of scheduled scoring is a folder that grows by one run at a time:
-
-    OUT/run-00002/part-00000.parquet ...    the rows of a run with their scores
-    OUT/run-00002/_SUCCESS                  the watermark: the files that were scored, with their marks, and the release
-    OUT/run-00002/_RECORDED                 its rows are among the recorded requests
-
-A run appears with its watermark in one rename. Until then it is in `.run-00002.partial`, which readers of Parquet leave
-out and the next call completes. So a process may end at any point: no row is lost, and none is there twice.
+A run of the schedule scores the rows that no run before it has scored. Its parts are files first, then they become part
+of the target together with the run's watermark, in one step (scoring/targets). Until then the next call completes or
+replaces them. So a process may end at any point: no row is lost, and none is there twice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from serin.errors import NotFound, PredictionFailed, ScoringRefused, StageStopped
 from serin.formats.bundle import CORE
 from serin.formats.schema import read_schema
 from serin.machine import environment
-from serin.machine.documents import parse_json
 from serin.machine.durable import write_whole
-from serin.machine.hardware import core_count, inventory
+from serin.machine.hardware import Device, core_count, inventory
 from serin.machine.leases import lease
 from serin.machine.locks import locked
-from serin.machine.typed_json import Document
+from serin.scoring.targets.target import RECORDED, ScoredRun, Target, finished_run, run_name
+from serin.spec.scores import Entry, ResultDelta, ResultTable, read_source, read_target
 from serin.store.artifacts import Bundle, Release
+from serin.store.receipt import Receipt, measure
+from serin.store.stage_keys import note
+from serin.store.stage_results import receipt_file
 from serin.store.store import Store
 from serin.store.trust import find_trusted
 
 if TYPE_CHECKING:
     from serin.monitoring.capture.bulk import BulkRecords
+    from serin.pipeline.new_rows import NewRows
     from serin.scoring.parts import Parts
     from serin.scoring.predict import Place
 
@@ -45,199 +45,199 @@ logger = logging.getLogger(__name__)
 
 BulkDevice = Literal["auto", "cpu", "gpu"]
 _GPU_BYTES = 4 * 2**30  # of a network with its batches; leased beside others
-_SUCCESS, _RECORDED, _LOCK = "_SUCCESS", "_RECORDED", ".lock"
-_GLOB: Final = "*?["
-_NAMED = 3  # files that a refusal names
+_LOCK, _ROWS, _GONE = ".lock", ".rows", ".gone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredRun(Document, form="serin.scored"):
-    """The watermark of a run. `files`: with the mark by which a change is seen. `columns`: of the result, with their
-    types. `t`: seconds since 1970."""
+class Scored:
+    """A run that is in the target, and what it cost."""
 
-    release: str
-    t: float
-    rows: int
-    files: dict[str, str]
-    columns: dict[str, str] = field(default_factory=dict)
+    run: ScoredRun
+    receipt: Receipt
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.run.to_json(), "receipt": self.receipt.to_json()}
 
 
 def score_new(
     name: str,
-    rows: str,
-    out: str,
+    rows: Entry,
+    out: Entry,
     *,
     since: str | None = None,
     late: bool = False,
     scheduler: str | None = None,
     device: BulkDevice = "cpu",
     workers: int | None = None,
+    run: str | None = None,
     stop: threading.Event | None = None,
-) -> ScoredRun | None:
-    """Scores the files at `rows` that no earlier run has scored into the folder `out`; None when there are none.
+) -> Scored | None:
+    """Scores the rows that no earlier run has scored into the target `out`; None when there are none.
 
-    `name`: MODEL[:VERSION], the live version by default. `rows`: a folder, a glob or a URL; a partition is a file, or a
-    folder of files under a glob. `since`: only files whose name behind the fixed part of `rows` is at least this text,
-    such as `date=2026-01-31`. `late`: also files that come before one that was scored. `stop`: when it is set, the run
-    does not appear and StageStopped is raised; the next one continues it.
-
-    ScoringRefused for files that have changed since they were scored, for late ones, for columns of another type than
-    before, and for targets that cannot be written in this way. Then nothing has changed.
+    `rows`: an entry as in `data.tables`. `out`: a folder, {delta: PATH} or {table: NAME, connection: env:URI}. `since`
+    and `late`: see docs/how-to/schedule.md. `run`: of the orchestrator. `stop`: when it is set, the run does not appear
+    and StageStopped is raised; the next one continues it. ScoringRefused where rows or target do not fit; then nothing
+    has changed.
     """
-    folder = _target(out)
-    with _locked(folder):
-        runs = read_runs(folder)
-        if runs:
-            _record(folder, max(runs), runs[max(runs)])
-        new = _new_files(rows, runs.values(), since=since, late=late)
-        if not new:
+    from serin.pipeline.new_rows import find_new
+
+    source, target = read_source(rows), open_target(out)
+    with _locked(target):
+        runs = target.read_runs()
+        _finish(target, runs)
+        new = find_new(source, runs, since=since, late=late, scratch=target.folder / _ROWS)
+        if new is None:
             return None
-        bundle = open_bundle(name)
-        number = max(runs, default=0) + 1
-        done = _score(
-            bundle,
-            new,
-            folder / _name(number),
-            runs,
-            scheduler=scheduler,
-            device=device,
-            workers=workers or core_count(),
-            stop=stop or threading.Event(),
-        )
-        _record(folder, number, done)
-    return done
+        _refuse_own(target, new)
+        bundle, number = open_bundle(name), max(runs, default=0) + 1
+        last = runs[max(runs)].columns if runs else None
+        with placed(bundle, device, scheduler) as place, measure("score", place.devices) as measured:
+            done = _finished(target, number, bundle, new) or _score(
+                bundle,
+                new,
+                target,
+                number,
+                last,
+                scheduler=scheduler,
+                place=place.place,
+                workers=workers or core_count(),
+                stop=stop or threading.Event(),
+            )
+            target.commit(number, done)
+            measured.rows = done.rows
+        assert measured.receipt is not None
+        _keep_receipt(target, number, measured.receipt, run)
+        _finish(target, {number: done})
+    return Scored(run=done, receipt=measured.receipt)
 
 
-def read_runs(folder: Path) -> dict[int, ScoredRun]:
-    """The watermarks of the runs in a target, by number, oldest first."""
-    found = {}
-    for path in sorted(folder.glob(f"run-*/{_SUCCESS}")):
-        advice = (
-            "restore it, or score into another folder: without it the rows of a run could be scored twice"
-        )
-        found[int(path.parent.name.removeprefix("run-"))] = parse_json(
-            str(path), path.read_bytes(), ScoredRun.from_json, advice=advice
-        )
-    return found
+def _refuse_own(target: Target, new: NewRows) -> None:
+    if any(piece.path.startswith(f"{target.name}/") for piece in new.pieces):
+        raise ScoringRefused(target=target.name, reason="its own files are among the rows to be scored")
+
+
+def open_target(out: Entry) -> Target:
+    """The target that an entry names; nothing is read or written. Runs of tables are made in the home."""
+    found = read_target(out)
+    if isinstance(found, str):
+        from serin.scoring.targets.folder import open_folder
+
+        return open_folder(found)
+    key = hashlib.sha256(found.model_dump_json().encode()).hexdigest()[:16]
+    folder = environment.home() / "scores" / key
+    if isinstance(found, ResultDelta):
+        from serin.scoring.targets.delta import open_delta
+
+        return open_delta(found.delta, folder)
+    assert isinstance(found, ResultTable)
+    from serin.scoring.targets.sql import SqlTarget
+
+    return SqlTarget(found, folder)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
+def _locked(target: Target) -> Iterator[None]:
     entered = False
     try:
-        with locked(folder / _LOCK, wait_s=0):
+        target.folder.mkdir(parents=True, exist_ok=True)
+        with locked(target.folder / _LOCK, wait_s=0):
             entered = True
             yield
     except TimeoutError as error:
         if entered:
             raise
-        raise ScoringRefused(target=str(folder), reason="another run writes it") from error
+        raise ScoringRefused(target=target.name, reason="another run writes it") from error
+    except OSError as error:
+        if entered:
+            raise
+        raise ScoringRefused(target=target.name, reason=f"it cannot be written: {error}") from error
 
 
-def _target(out: str) -> Path:
-    """The folder of a target. Others are refused by name."""
-    if out.partition("://")[0] in ("delta", "postgresql", "mysql", "sqlite") or out.endswith(
-        (".db", ".sqlite")
-    ):
-        reason = "Delta tables and databases cannot be targets; score into a folder of Parquet files"
-        raise ScoringRefused(target=out, reason=reason)
-    if "://" in out:
-        reason = "a run must appear in one step, which a folder of a disk can and an object store cannot"
-        raise ScoringRefused(target=out, reason=f"{reason}; `serin predict --batch` writes there")
-    folder = Path(out).absolute()
-    if folder.is_file() or folder.suffix in (".parquet", ".csv", ".jsonl"):
-        raise ScoringRefused(
-            target=out, reason="it is a file; name a folder, which gets a folder for each run"
-        )
-    if (folder / "_delta_log").exists():
-        reason = "it is a Delta table, which cannot be a target; score into a folder of Parquet files"
-        raise ScoringRefused(target=out, reason=reason)
-    return folder
+def _finished(target: Target, number: int, bundle: Bundle, new: NewRows) -> ScoredRun | None:
+    """The run with this number when its files are there, of the same rows and version, and only its commit is missing.
+    Other files of that number are removed."""
+    found = finished_run(target.folder, number)
+    if found is None:
+        return None
+    if found == new.watermark(bundle.release.name, found.t, found.rows, found.columns):
+        return found
+    _remove(target.folder / run_name(number))
+    return None
 
 
-def _name(number: int) -> str:
-    return f"run-{number:05d}"
+def _remove(folder: Path) -> None:
+    """Removes a run's files; a kill on the way leaves none that look whole."""
+    gone = folder.with_name(_GONE)
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
-def _new_files(rows: str, runs: Iterable[ScoredRun], *, since: str | None, late: bool) -> dict[str, str]:
-    """The files that no run has scored, in the order of their names. ScoringRefused where that is not plain."""
-    from serin.scoring.parts import find_marked
-
-    found, scored = find_marked(rows), dict[str, str]()
-    for run in runs:
-        scored |= run.files
-    behind = len(rows[: min((rows.find(sign) for sign in _GLOB if sign in rows), default=len(rows))])
-    changed = [path for path, mark in found.items() if scored.get(path, mark) != mark]
-    if changed:
-        reason = f"{_some(changed)} changed after being scored; score such rows under another name"
-        raise ScoringRefused(target=rows, reason=reason)
-    new = {path: mark for path, mark in found.items() if path not in scored}
-    if since is not None:
-        new = {path: mark for path, mark in new.items() if path[behind:].lstrip("/") >= since}
-    last = max(scored, default="")
-    before = [path for path in new if path < last]
-    if before and not late:
-        told = f"{_some(before)} came late: {last} was scored already"
-        reason = f"{told}. --late scores late files, --since leaves them out"
-        raise ScoringRefused(target=rows, reason=reason)
-    return new
+def _finish(target: Target, runs: Mapping[int, ScoredRun]) -> None:
+    """Records the rows of the last run that is in the target, where that is missing, and removes the files that the
+    target does not need."""
+    number, folder = max(runs, default=0), target.folder
+    if number and finished_run(folder, number) == runs[number]:
+        _record(folder / run_name(number), runs[number])
+    shutil.rmtree(folder / _ROWS, ignore_errors=True)
+    if not target.keeps(number):
+        for path in (*folder.glob("run-*"), *folder.glob(".run-*.partial")):
+            if int(path.name.lstrip(".")[4:9]) <= number:
+                _remove(path)
 
 
-def _some(paths: list[str]) -> str:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(paths[:_NAMED]) + more
+def _keep_receipt(target: Target, number: int, receipt: Receipt, run: str | None) -> None:
+    """Beside those of other stages; `serin runs show` finds it by the orchestrator's run."""
+    home = environment.home()
+    key = hashlib.sha256(target.name.encode()).hexdigest()[:16]
+    file = receipt_file(home, "score", f"{key}-{number:05d}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    receipt.write(file)
+    if run is not None:
+        why = f"run {number} of {target.name}"
+        note(home, run, "score", ran=True, why=why, receipt=str(file.relative_to(home)))
 
 
 def _score(
     bundle: Bundle,
-    files: Mapping[str, str],
-    run: Path,
-    before: Mapping[int, ScoredRun],
+    new: NewRows,
+    target: Target,
+    number: int,
+    known: Mapping[str, str] | None,
     *,
     scheduler: str | None,
-    device: BulkDevice,
+    place: Place,
     workers: int,
     stop: threading.Event,
 ) -> ScoredRun:
+    """Makes the files of a run. `known`: the columns of the run before."""
     from serin.scoring.bulk import score_into_folder
-    from serin.scoring.parts import pieces_of
 
-    pieces, done = pieces_of(files), list[ScoredRun]()
-    known = before[max(before)].columns if before else None
+    done = list[ScoredRun]()
 
     def watermark(parts: Parts, rows: int) -> bytes:
         if stop.is_set():
             raise StageStopped(stage="score")
-        found = {number: _columns(parts, number) for number in range(len(pieces))}
-        for number, columns in found.items():
-            _check_columns(pieces[number].path, columns, known or found[0])
-        done.append(
-            ScoredRun(
-                release=bundle.release.name,
-                t=time.time(),
-                rows=rows,
-                files=dict(files),
-                columns=found.get(0, {}),
-            )
-        )
+        found = [_columns(parts, number) for number in range(len(new.pieces))]
+        for piece, columns in zip(new.pieces, found, strict=True):
+            _check_columns(piece.path, columns, known or found[0])
+        done.append(new.watermark(bundle.release.name, time.time(), rows, found[0]))
         return done[0].dump()
 
     try:
-        with placed(bundle, device, scheduler) as place:
-            score_into_folder(
-                Path(bundle.path),
-                pieces,
-                run,
-                workers=workers,
-                scheduler=scheduler,
-                place=place,
-                digest=bundle.digest,
-                check=watermark,
-            )
+        score_into_folder(
+            Path(bundle.path),
+            new.pieces,
+            target.folder / run_name(number),
+            workers=workers,
+            scheduler=scheduler,
+            place=place,
+            digest=bundle.digest,
+            check=watermark,
+        )
     except OSError as error:
-        reason = f"{run} cannot be written: {error}; nothing of this run is there"
-        raise ScoringRefused(target=str(run.parent), reason=reason) from error
+        reason = f"{target.folder} cannot be written: {error}; nothing of this run is there"
+        raise ScoringRefused(target=target.name, reason=reason) from error
     return done[0]
 
 
@@ -259,13 +259,12 @@ def _check_columns(path: str, columns: Mapping[str, str], known: Mapping[str, st
     raise ScoringRefused(target=path, reason=reason)
 
 
-def _record(folder: Path, number: int, done: ScoredRun) -> None:
+def _record(run: Path, done: ScoredRun) -> None:
     """Puts the rows of a run among the recorded requests, once: ids are made of the run and the row, and those that an
     earlier attempt has recorded are left out."""
     from serin.scoring.parts import read_parts
 
-    run = folder / _name(number)
-    if (run / _RECORDED).exists():
+    if (run / RECORDED).exists():
         return
     release = Release.parse(done.release)
     try:
@@ -273,13 +272,13 @@ def _record(folder: Path, number: int, done: ScoredRun) -> None:
     except NotFound:
         logger.warning(f"{done.release} is gone; the rows of {run} are not recorded")
         return
-    name = f"bulk-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+    name = f"bulk-{hashlib.sha256(f'{run} {done.t}'.encode()).hexdigest()[:12]}"
     records = records_of(bundle, run=name)
     if records is not None:
         for part, table in enumerate(read_parts(str(run))):
             records.add(table, part)
         records.finish()
-    write_whole(run / _RECORDED, b"")
+    write_whole(run / RECORDED, b"")
 
 
 def records_of(bundle: Bundle, run: str | None = None) -> BulkRecords | None:
@@ -302,24 +301,32 @@ def records_of(bundle: Bundle, run: str | None = None) -> BulkRecords | None:
     return BulkRecords(home, bundle.release, schema, settings, run=run, known=known)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where rows are scored, with the devices that are held for it."""
+
+    place: Place
+    devices: Sequence[Device] = ()
+
+
 @contextmanager
-def placed(bundle: Bundle, device: BulkDevice, scheduler: str | None) -> Iterator[Place]:
+def placed(bundle: Bundle, device: BulkDevice, scheduler: str | None) -> Iterator[Held]:
     """Holds a share of a GPU while rows are scored there. `auto`: a GPU for a version that was exported for one."""
     if device == "cpu" or (device == "auto" and scheduler is not None):
-        yield "cpu"
+        yield Held("cpu")
         return
     reason = _no_gpu(bundle, scheduler)
     if reason and device == "gpu":
         raise PredictionFailed(model=bundle.model, status="refused", reason=f"--device gpu: {reason}")
     if reason:
-        yield "cpu"
+        yield Held("cpu")
         return
     room = min(_GPU_BYTES, max(each.memory_bytes for each in inventory()) // 2)
     with (
         lease(1, home=environment.home(), purpose="bulk scoring", shared=True, memory_bytes=room) as held,
         environment.showing_devices(held.ids),
     ):
-        yield "cuda"
+        yield Held("cuda", held.devices)
 
 
 def _no_gpu(bundle: Bundle, scheduler: str | None) -> str:

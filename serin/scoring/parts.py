@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from serin.errors import RowsUnfit
+from serin.formats.csv_format import CsvFormat
 from serin.formats.rows import as_requested, names_in_training, read_rows
 from serin.formats.schema import Schema
 from serin.machine.durable import sync, write_whole
@@ -42,7 +43,10 @@ _KNOWN = (*_PARQUET, ".csv", ".json", ".jsonl", ".ndjson")
 
 def plan_digest(bundle_digest: str, device: str, pieces: Sequence[Piece]) -> str:
     """Returns a digest that is equal when the parts of an earlier run may be kept."""
-    told = [[piece.path, list(piece.groups or ()), piece.mark] for piece in pieces]
+    told = [
+        [piece.path, list(piece.groups or ()), piece.mark, str((piece.constants, piece.csv))]
+        for piece in pieces
+    ]
     return hashlib.sha256(json.dumps([bundle_digest, device, told]).encode()).hexdigest()
 
 
@@ -194,11 +198,19 @@ def read_parts(out: str) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A file, or some of its row groups. `mark`: the file's size and its date or tag: another mark, other rows."""
+    """A file, or some of its row groups.
+
+    `mark`: the file's size and its date or tag: another mark, other rows. `constants`: columns that a file without them
+    (without values in them) has by its place, with their type and their value as text. `order`: of all columns; else
+    the file's, then these. `csv`: how a CSV file is written; None: like the table that the model was trained on, or
+    plain."""
 
     path: str
     groups: tuple[int, ...] | None = None
     mark: str = ""
+    constants: tuple[tuple[str, pa.DataType, str | None], ...] = ()
+    order: tuple[str, ...] = ()
+    csv: CsvFormat | None = None
 
 
 def is_url(place: object) -> bool:
@@ -232,19 +244,33 @@ def pieces_of(files: Mapping[str, str]) -> list[Piece]:
 def read_piece(piece: Piece, schema: Schema, bundle: Path) -> Iterator[pa.Table]:
     """Yields the rows of a piece as the model wants them."""
     with _reading(piece.path):
-        if piece.groups is not None:
-            with _open_parquet(piece.path) as file:
-                rows = file.read_row_groups(list(piece.groups), use_threads=False)
-            yield as_requested(rows, schema, names_in_training(bundle))
-        elif is_url(piece.path):  # text formats are parsed from a file
-            system, path = file_system(piece.path)
-            with tempfile.TemporaryDirectory(prefix="serin-rows-") as scratch:
-                copy = Path(scratch) / path.rpartition("/")[2]
-                with system.open(path, "rb") as source, copy.open("wb") as target:
-                    shutil.copyfileobj(source, target)
-                yield from read_rows(copy, schema, bundle)
-        else:
-            yield from read_rows(Path(piece.path), schema, bundle)
+        for rows in _read(piece, schema, bundle):
+            yield as_requested(_with_constants(rows, piece), schema, names_in_training(bundle))
+
+
+def _read(piece: Piece, schema: Schema, bundle: Path) -> Iterator[pa.Table]:
+    if piece.groups is not None:
+        with _open_parquet(piece.path) as file:
+            yield file.read_row_groups(list(piece.groups), use_threads=False)
+    elif is_url(piece.path):  # text formats are parsed from a file
+        system, path = file_system(piece.path)
+        with tempfile.TemporaryDirectory(prefix="serin-rows-") as scratch:
+            copy = Path(scratch) / path.rpartition("/")[2]
+            with system.open(path, "rb") as source, copy.open("wb") as target:
+                shutil.copyfileobj(source, target)
+            yield from read_rows(copy, schema, bundle, piece.csv)
+    else:
+        yield from read_rows(Path(piece.path), schema, bundle, piece.csv)
+
+
+def _with_constants(rows: pa.Table, piece: Piece) -> pa.Table:
+    for name, kind, text in piece.constants:
+        place = rows.schema.get_field_index(name)
+        if place >= 0 and (text is not None or rows.column(place).null_count < len(rows)):
+            continue
+        column = pa.repeat(pa.array([text], pa.string()).cast(kind)[0], len(rows))
+        rows = rows.append_column(name, column) if place < 0 else rows.set_column(place, name, column)
+    return rows.select(piece.order) if piece.order else rows
 
 
 def _local_files(place: Path) -> list[tuple[str, str]]:

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from serin.spec.section import NAMES, Section
 
@@ -147,12 +155,26 @@ class DeltaTable(Section):
         return self
 
 
+def _reference(value: str) -> str:
+    kind, _, name = value.partition(":")
+    if kind not in ("env", "file") or not name or "://" in value:
+        raise ValueError(
+            "must not hold the connection itself, since specs are stored with versions; put the URI into an "
+            "environment variable and write env:NAME, or into a file and write file:PATH"
+        )
+    return value
+
+
+Connection = Annotated[str, AfterValidator(_reference)]
+"""A reference to a database's URI."""
+
+
 class SqlTable(Section):
     """The rows of a SQL query, read through ADBC. They are read once for each dataset and kept with it."""
 
     sql: str
     """The query, without ORDER BY."""
-    connection: str
+    connection: Connection
     """Where the database's URI is kept: `env:NAME` for an environment variable, `file:PATH` for a file. The URI itself
     (`postgresql://...`, `sqlite:///...`) must not be in the spec."""
     order_by: Annotated[tuple[str, ...], Field(min_length=1), NAMES]
@@ -163,17 +185,6 @@ class SqlTable(Section):
     @classmethod
     def _without_end(cls, value: str) -> str:
         return value.strip().rstrip(";").rstrip()
-
-    @field_validator("connection")
-    @classmethod
-    def _a_reference(cls, value: str) -> str:
-        kind, _, name = value.partition(":")
-        if kind not in ("env", "file") or not name or "://" in value:
-            raise ValueError(
-                "must not hold the connection itself, since specs are stored with versions; put the URI into an "
-                "environment variable and write env:NAME, or into a file and write file:PATH"
-            )
-        return value
 
 
 LongForm = FileTable | DeltaTable | SqlTable

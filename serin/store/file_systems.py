@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import fsspec
 
+from serin.machine import environment
 from serin.store.objects import is_bucket
 
 _AHEAD_BYTES: Final = 8 << 20
@@ -20,6 +21,13 @@ def file_system(url: str) -> tuple[Any, str]:
         return _bucket_system(scheme), path.rstrip("/")
     system, path = fsspec.core.url_to_fs(url)
     return system, path
+
+
+def delta_options() -> dict[str, str] | None:
+    """What deltalake must know of an object store beside its variables: files are read over plain HTTP too, where the
+    endpoint says so."""
+    endpoint = environment.text("AWS_ENDPOINT_URL_S3") or environment.text("AWS_ENDPOINT_URL") or ""
+    return {"allow_http": "true"} if endpoint.startswith("http://") else None
 
 
 def remote_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:

@@ -5,6 +5,7 @@ Parquet files are read as those of any other table. What only Delta's own reader
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -19,9 +20,8 @@ from serin.errors import SourceMissing, SourceUnreadable
 from serin.etl.sources.files import describe
 from serin.etl.sources.tables import NULL, OTHER
 from serin.formats.dataset import Snapshot, SourceFile
-from serin.machine import environment
 from serin.spec.tables import DeltaTable
-from serin.store.file_systems import file_system, reason_of, remote_errors
+from serin.store.file_systems import delta_options, file_system, reason_of, remote_errors
 
 _HONOURED = {
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
@@ -32,33 +32,86 @@ _HONOURED = {
 
 def find_delta(name: str, table: DeltaTable, digests: Path | None = None) -> tuple[SourceFile, ...]:
     """The files of the snapshot that the entry asks for, in the order in which they were written."""
-    opened = _opened(name, table)
-    _refuse_features(name, table, opened)
+    opened = open_delta(name, table)
     actions = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
     if not actions:
         raise SourceUnreadable(
             table=name, path=table.delta, reason=f"version {opened.version()} holds no files"
         )
-    declared = tuple((field.name, kind_of_type(field.type) or OTHER) for field in pa.schema(opened.schema()))
-    snapshot = Snapshot(kind="delta", source=table.delta, version=str(opened.version()))
     keys = opened.metadata().partition_columns
+    files = [
+        (unquote(action["path"]), tuple((key, _text(action[f"partition.{key}"])) for key in keys))
+        for action in sorted(actions, key=lambda each: (each["modification_time"], each["path"]))
+    ]
+    return _described(name, table, opened, files, digests)
+
+
+def find_added(name: str, table: DeltaTable, opened: Any, since: int) -> tuple[SourceFile, ...]:
+    """The files with rows that the versions after `since` have added, up to the one that is opened, in their order.
+
+    Files that only hold rows of others again (OPTIMIZE) are left out, and so are those of rows that were deleted since.
+    SourceUnreadable for a version that replaces rows: its files hold new rows beside old ones, which nothing tells
+    apart."""
+    keys = opened.metadata().partition_columns
+    files: dict[str, tuple[tuple[str, str], ...]] = {}
+    for version in range(since + 1, opened.version() + 1):
+        actions = _commit(name, table, version)
+        added = [each["add"] for each in actions if "add" in each and each["add"]["dataChange"]]
+        removed = [each["remove"] for each in actions if "remove" in each and each["remove"]["dataChange"]]
+        if added and removed:
+            did = next(
+                (each["commitInfo"].get("operation") for each in actions if "commitInfo" in each), None
+            )
+            reason = f"version {version} ({did}) replaces rows: its files hold old ones beside new ones"
+            raise _refusal(name, table, f"{reason}; --since {version + 1} leaves it out")
+        for each in removed:
+            files.pop(unquote(each["path"]), None)
+        for each in added:
+            values = each.get("partitionValues") or {}
+            files[unquote(each["path"])] = tuple(
+                (key, NULL if values.get(key) is None else values[key]) for key in keys
+            )
+    return _described(name, table, opened, list(files.items()), None)
+
+
+def _commit(name: str, table: DeltaTable, version: int) -> list[dict[str, Any]]:
+    """The actions of a version, from its file in the log."""
     try:
         system, root = file_system(table.delta)
-        files = []
-        for action in sorted(actions, key=lambda each: (each["modification_time"], each["path"])):
-            partition = tuple((key, _text(action[f"partition.{key}"])) for key in keys)
-            path = unquote(action["path"])
+        content = system.cat_file(f"{root.rstrip('/')}/_delta_log/{version:020d}.json")
+        return [json.loads(line) for line in content.splitlines() if line.strip()]
+    except FileNotFoundError as error:
+        reason = f"version {version} is gone from its log, so nothing tells which rows it has added"
+        raise _refusal(name, table, f"{reason}; --since VERSION begins at a later one") from error
+    except remote_errors(OSError, ValueError) as error:
+        raise _refusal(name, table, reason_of(error)) from error
+
+
+def _described(
+    name: str,
+    table: DeltaTable,
+    opened: Any,
+    files: Sequence[tuple[str, tuple[tuple[str, str], ...]]],
+    digests: Path | None,
+) -> tuple[SourceFile, ...]:
+    """The files with these paths and values of partition columns, as they are now."""
+    declared = tuple((field.name, kind_of_type(field.type) or OTHER) for field in pa.schema(opened.schema()))
+    snapshot = Snapshot(kind="delta", source=table.delta, version=str(opened.version()))
+    found = []
+    try:
+        system, root = file_system(table.delta)
+        for path, partition in files:
             elsewhere = "://" in path or path.startswith("/")  # of a shallow clone; else it is beside the log
             path = str(file_system(path)[1]) if elsewhere else f"{root.rstrip('/')}/{path}"
-            found = describe(name, system, path, partition, digests)
-            files.append(replace(found, snapshot=snapshot, declared=declared))
+            file = describe(name, system, path, partition, digests)
+            found.append(replace(file, snapshot=snapshot, declared=declared))
     except FileNotFoundError as error:
         raise _refusal(
             name, table, f"version {opened.version()} names a file that is gone ({error}); it was vacuumed"
         ) from error
     except remote_errors(OSError, ValueError) as error:
         raise _refusal(name, table, reason_of(error)) from error
-    return tuple(files)
+    return tuple(found)
 
 
 def is_delta(path: str) -> bool:
@@ -70,6 +123,13 @@ def is_delta(path: str) -> bool:
         return False  # the search for the table's files reports why
 
 
+def open_delta(name: str, table: DeltaTable) -> Any:
+    """The snapshot that the entry asks for. SourceUnreadable for what only Delta's own readers understand."""
+    opened = _opened(name, table)
+    _refuse_features(name, table, opened)
+    return opened
+
+
 def _opened(name: str, table: DeltaTable) -> Any:
     try:
         import deltalake
@@ -77,9 +137,7 @@ def _opened(name: str, table: DeltaTable) -> Any:
     except ImportError as error:
         reason = "the package deltalake is missing; pip install 'serin[delta]' where tables are read"
         raise _refusal(name, table, reason) from error
-    endpoint = environment.text("AWS_ENDPOINT_URL_S3") or environment.text("AWS_ENDPOINT_URL") or ""
-    # the files are read over it too
-    options = {"allow_http": "true"} if endpoint.startswith("http://") else None
+    options = delta_options()
     try:
         version = table.version
         if table.as_of is not None:

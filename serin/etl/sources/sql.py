@@ -7,29 +7,24 @@ file. The connection's URI is never logged, stored or shown.
 from __future__ import annotations
 
 import hashlib
-import importlib
-import re
 import secrets
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from serin.errors import SourceUnreadable
+from serin.errors import DatabaseFailed, SourceUnreadable
 from serin.formats.dataset import Snapshot, SourceFile
-from serin.machine import environment
 from serin.machine.durable import sync
 from serin.spec.tables import SqlTable
+from serin.store.databases import connected, is_sqlite, quoted
 
 _GROUP_ROWS = 2**18
 _TYPED_ROWS = 2**20  # that SQLite's driver infers types from; the others declare them
-_EXTRA = ("sqlite", "postgresql")  # drivers that serin[sql] installs
 
 
 def query_digest(table: SqlTable) -> str:
@@ -45,28 +40,25 @@ def unread(name: str, table: SqlTable) -> SourceFile:
 
 def read_sql(name: str, table: SqlTable, folder: Path, *, most_rows: int | None = None) -> SourceFile:
     """The query's rows (at most `most_rows`) in a Parquet file in `folder`; the same rows give the same file."""
-    uri = _uri(name, table)
     folder.mkdir(parents=True, exist_ok=True)
     half = folder / f"half-{secrets.token_hex(8)}"
     try:
-        _write(name, table, uri, half, most_rows)
+        _write(name, table, half, most_rows)
         sync(half)
         with half.open("rb") as written:
             digest = hashlib.file_digest(written, "sha256").hexdigest()
         path = half.rename(folder / f"{digest}.parquet")
-    except SourceUnreadable:
-        raise
-    except _driver_errors() as error:  # which may hold the URI
-        raise _refusal(name, table, _without_secrets(str(error), uri)) from None
+    except DatabaseFailed as error:
+        raise _refusal(name, table, error.reason) from None
     finally:
         half.unlink(missing_ok=True)
     content = f"sha256:{path.stem}"
     return replace(unread(name, table), path=str(path), size=path.stat().st_size, content=content)
 
 
-def _write(name: str, table: SqlTable, uri: str, target: Path, most_rows: int | None) -> None:
-    with _connect(name, table, uri) as connection, connection.cursor() as cursor:
-        if urlsplit(uri).scheme == "sqlite":
+def _write(name: str, table: SqlTable, target: Path, most_rows: int | None) -> None:
+    with connected(table.connection) as connection, connection.cursor() as cursor:
+        if is_sqlite(table.connection):
             cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_TYPED_ROWS)})
         cursor.execute(_statement(table, most_rows))
         reader = cursor.fetch_record_batch()
@@ -83,7 +75,7 @@ def _write(name: str, table: SqlTable, uri: str, target: Path, most_rows: int | 
 
 
 def _statement(table: SqlTable, most_rows: int | None) -> str:
-    order = ", ".join('"' + column.replace('"', '""') + '"' for column in table.order_by)
+    order = ", ".join(map(quoted, table.order_by))
     limit = "" if most_rows is None else f" LIMIT {most_rows}"
     return f"SELECT * FROM (\n{table.sql}\n) AS serin_rows ORDER BY {order}{limit}"  # noqa: S608 (the user's query)
 
@@ -123,51 +115,6 @@ def _refuse_ties(name: str, table: SqlTable, rows: pa.Table) -> None:
         key = ", ".join(f"{column} = {rows.column(column)[place].as_py()!r}" for column in table.order_by)
         reason = f"order_by does not order its rows completely: several have {key}; add a column to order_by"
         raise _refusal(name, table, reason)
-
-
-def _connect(name: str, table: SqlTable, uri: str) -> Any:
-    scheme = {"postgres": "postgresql"}.get(urlsplit(uri).scheme, urlsplit(uri).scheme)
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", scheme):
-        reason = f"{table.connection} holds no URI such as postgresql://user:password@host/database"
-        raise _refusal(name, table, reason)
-    try:
-        driver = importlib.import_module(f"adbc_driver_{scheme}.dbapi")
-    except ImportError:
-        package = "'serin[sql]'" if scheme in _EXTRA else f"adbc-driver-{scheme}"
-        reason = f"the ADBC driver for {scheme} is missing; pip install {package} where tables are read"
-        raise _refusal(name, table, reason) from None
-    if scheme != "sqlite":
-        return driver.connect(uri)
-    path = Path(uri.removeprefix("sqlite:///"))
-    if not path.is_file():  # SQLite would make an empty database
-        raise _refusal(name, table, f"{table.connection} names a database file that does not exist")
-    return driver.connect(f"{path.absolute().as_uri()}?mode=ro")
-
-
-def _driver_errors() -> tuple[type[Exception], ...]:
-    own = sys.modules.get("adbc_driver_manager")
-    return (OSError, ValueError, pa.ArrowException, *([own.Error] if own else []))
-
-
-def _uri(name: str, table: SqlTable) -> str:
-    kind, _, where = table.connection.partition(":")
-    if kind == "env":
-        uri = environment.text(where) or ""
-        problem = f"the environment variable {where} is not set here; set it where tables are read"
-    else:
-        path = Path(where).expanduser()
-        uri = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
-        problem = f"{where} holds nothing that can be read; put the database's URI there"
-    if not uri:
-        raise _refusal(name, table, problem)
-    return uri
-
-
-def _without_secrets(text: str, uri: str) -> str:
-    password = urlsplit(uri).password or ""
-    for secret in (uri, password, unquote(password)):
-        text = text.replace(secret, "***") if secret else text
-    return text
 
 
 def _refusal(name: str, table: SqlTable, reason: str) -> SourceUnreadable:

@@ -44,6 +44,7 @@ LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
         "logs",
         "native",
         "releases",
+        "scores",  # rows that wait for their table: the next run of scheduled scoring makes them
         "spool",
         "stack",
     ),

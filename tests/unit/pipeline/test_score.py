@@ -1,8 +1,6 @@
 """Scheduled scoring into a folder: each row once, whatever is killed; what does not fit changes nothing."""
 
 import os
-import random
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,13 @@ import pytest
 from serin.errors import ScoringRefused, StageStopped
 from serin.monitoring.capture.read import captured
 from serin.pipeline import score as use_case
-from serin.pipeline.score import ScoredRun, read_runs, score_new
+from serin.pipeline.score import score_new
 from serin.scoring import parts
+from serin.scoring.targets.folder import FolderTarget
+from serin.scoring.targets.target import ScoredRun, folder_runs
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
-from tests.kit.commands import run
 from tests.unit.serving import bundles
 
 MODEL, ROWS = bundles.MODEL, 300
@@ -52,7 +51,8 @@ class Scene:
         pq.write_table(table, path, row_group_size=100)
 
     def score(self, **how: object) -> ScoredRun | None:
-        return score_new(MODEL, self.rows, str(self.out), workers=2, **how)  # type: ignore[arg-type]
+        done = score_new(MODEL, self.rows, str(self.out), workers=2, **how)  # type: ignore[arg-type]
+        return None if done is None else done.run
 
     def scored(self) -> pa.Table:
         """What a reader of the folder finds."""
@@ -87,7 +87,7 @@ def test_each_run_scores_the_files_that_have_come_since_the_last(scene: Scene) -
     assert second is not None
     assert [Path(path).parent.name for path in second.files] == ["date=2026-01-03"]
     assert scene.days() == [1, 2, 3]
-    assert list(read_runs(scene.out)) == [1, 2]
+    assert list(folder_runs(scene.out)) == [1, 2]
     table = scene.scored().sort_by("row")
     wanted = np.concatenate(
         [bundles.score(scene.bundle.path, bundles.rows(ROWS, seed=day))[:, 0] for day in (1, 2, 3)]
@@ -95,27 +95,6 @@ def test_each_run_scores_the_files_that_have_come_since_the_last(scene: Scene) -
     np.testing.assert_allclose(table.column("score").to_numpy(), wanted, atol=1e-6)
     recorded = scene.recorded()
     assert len(recorded) == len(set(recorded)) == 3 * ROWS
-
-
-def test_rows_are_there_once_whatever_moment_the_process_is_killed_at(scene: Scene) -> None:
-    """A file arrives before each of 20 runs, which are killed at random moments; a last run is not."""
-    command = (sys.executable, "-m", "tests.unit.pipeline.killed_score", MODEL, scene.rows)
-    scene.arrive(1)
-    (whole,) = run(*command, str(scene.folder / "once"), "", "0", env=dict(os.environ)).stdout.splitlines()
-    before = len(scene.recorded())
-    for day in range(2, 22):
-        scene.arrive(day, into="waiting")
-    draw, changes = random.Random(34), int(whole.split()[2])
-    moments = [str(draw.randint(1, changes)) for _ in range(20)]
-    waiting = str(scene.folder / "waiting")
-    said = run(*command, str(scene.out), waiting, *moments, env=dict(os.environ)).stdout.splitlines()
-    killed = [line for line in said if line.split()[1] == "True"]
-    print(f"{len(killed)} of {len(said)} runs were killed, of up to {changes} changes")
-    assert len(killed) > 10
-    scene.score()
-    assert scene.days() == list(range(1, 22))
-    recorded = scene.recorded()
-    assert len(recorded) == len(set(recorded)) == before + 21 * ROWS
 
 
 def test_records_that_a_kill_cut_short_are_completed_by_the_next_run(
@@ -157,15 +136,18 @@ def test_files_that_do_not_fit_are_named_and_change_nothing(scene: Scene, how: s
     assert sorted(path.name for path in scene.out.rglob("run-*/*")) == before
     if how == "late":
         assert scene.score(since="date=2026-01-02") is None
+        scene.arrive(3)
+        later = scene.score(since="date=2026-01-02")
+        assert later is not None
+        assert len(later.files) == 1
         assert scene.score(late=True) is not None
-        assert scene.days() == [1, 2]
+        assert scene.days() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("out", "words"),
     [
-        ("s3://bucket/scores", "an object store cannot"),
-        ("postgresql://db/scores", "Delta tables and databases cannot be targets"),
+        ("s3://bucket/scores", "use a Delta table there: --out '{delta: s3://bucket/scores}'"),
         ("scores.parquet", "it is a file"),
     ],
 )
@@ -192,7 +174,7 @@ def test_a_full_disk_is_named_and_the_next_run_completes_the_rows(
         patch.setattr(parts.FolderParts, "write", full)
         with pytest.raises(ScoringRefused, match="No space left on device; nothing of this run is there"):
             scene.score()
-    assert read_runs(scene.out) == {}
+    assert folder_runs(scene.out) == {}
     scene.score()
     assert scene.days() == [1]
 
@@ -203,12 +185,15 @@ def test_a_run_that_is_stopped_does_not_appear_and_the_next_continues_it(scene: 
     stop.set()
     with pytest.raises(StageStopped):
         scene.score(stop=stop)
-    assert read_runs(scene.out) == {}
+    assert folder_runs(scene.out) == {}
     scene.score()
     assert scene.days() == [1]
 
 
 def test_two_runs_into_one_target_at_once_are_refused(scene: Scene) -> None:
     scene.arrive(1)
-    with use_case._locked(scene.out), pytest.raises(ScoringRefused, match="another run writes it"):
+    with (
+        use_case._locked(FolderTarget(scene.out)),
+        pytest.raises(ScoringRefused, match="another run writes it"),
+    ):
         scene.score()

@@ -1,0 +1,114 @@
+"""What a target of scheduled scoring is: a table that grows by one run at a time, each with its watermark.
+
+The rows of a run are made as files, in `Target.folder`, by code that all targets share (scoring/bulk.py):
+
+    FOLDER/run-00002/part-00000.parquet ...    the rows of a run with their scores
+    FOLDER/run-00002/_SUCCESS                  the watermark of the run
+    FOLDER/run-00002/_RECORDED                 its rows are among the recorded requests
+
+Rows and watermark become part of the target in one step: the rename of the folder, a commit of a Delta table, or a
+transaction of a database. The target alone knows which runs it has: a process may end at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from serin.errors import ScoringRefused
+from serin.machine.documents import parse_json
+from serin.machine.typed_json import Document
+
+SUCCESS, RECORDED = "_SUCCESS", "_RECORDED"
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRun(Document, form="serin.scored", omit=("source", "upto", "since", "seen")):
+    """The watermark of a run.
+
+    `files`: with the mark by which a change is seen. `source`: the Delta table or the query, when rows are not named by
+    their files. `upto`: its version, or the largest value of the query's first order_by column. `seen`: how many rows
+    the query had up to there, from `since` on. `columns`: of the result, with their types. `t`: seconds since 1970.
+    """
+
+    release: str
+    t: float
+    rows: int
+    files: dict[str, str]
+    source: str = ""
+    upto: int | str | None = None
+    since: int | str | None = None
+    seen: int | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    @property
+    def name(self) -> str:
+        """What messages call it. It holds no secret."""
+
+    @property
+    def folder(self) -> Path:
+        """Where runs are made."""
+
+    def read_runs(self) -> dict[int, ScoredRun]:
+        """The watermarks of the runs in the target, by number, oldest first. ScoringRefused for a table that someone
+        else has made."""
+
+    def commit(self, number: int, done: ScoredRun) -> None:
+        """Adds the finished run to what `read_runs` has read, in one step. ScoringRefused when the target cannot be
+        written, or when another run has come first."""
+
+    def keeps(self, number: int) -> bool:
+        """Whether the run's files are the target itself."""
+
+
+def run_name(number: int) -> str:
+    return f"run-{number:05d}"
+
+
+def read_watermark(place: object, content: bytes | str) -> ScoredRun:
+    """Returns a watermark. FileBroken when it is damaged."""
+    advice = "restore it, or score into another target: without it the rows of a run could be scored twice"
+    data = content.encode() if isinstance(content, str) else content
+    return parse_json(str(place), data, ScoredRun.from_json, advice=advice)
+
+
+def folder_runs(folder: Path) -> dict[int, ScoredRun]:
+    """The watermarks of the finished runs in a folder, by number, oldest first."""
+    numbers = sorted(int(path.name.removeprefix("run-")) for path in folder.glob("run-*"))
+    found = {number: finished_run(folder, number) for number in numbers}
+    return {number: run for number, run in found.items() if run is not None}
+
+
+def finished_run(folder: Path, number: int) -> ScoredRun | None:
+    """The watermark of a run whose files are all there."""
+    path = folder / run_name(number) / SUCCESS
+    return read_watermark(path, path.read_bytes()) if path.is_file() else None
+
+
+def batches_of(run: Path) -> pa.RecordBatchReader:
+    """Returns the rows of a finished run, a few at a time."""
+    parts = sorted(run.glob("part-*.parquet"))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            with pq.ParquetFile(part) as file:
+                yield from file.iter_batches(_BATCH_ROWS)
+
+    return pa.RecordBatchReader.from_batches(pq.read_schema(parts[0]), batches())
+
+
+def check_complete(target: Target, found: Mapping[int, ScoredRun], newest: int) -> None:
+    """Raises ScoringRefused when the watermark of one of the runs up to the newest is gone."""
+    gone = sorted(set(range(1, newest + 1)) - found.keys())
+    if gone or len(found) != newest:
+        what = f"the watermark of run {gone[0]} is gone" if gone else "it has more watermarks than runs"
+        reason = f"{what}; restore it, or score into another table: rows could be scored twice"
+        raise ScoringRefused(target=target.name, reason=reason)

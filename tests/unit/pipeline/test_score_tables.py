@@ -1,0 +1,339 @@
+"""Scheduled scoring from and into files, Delta tables and databases: each row once, refusals that change nothing."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from serin.errors import ScoringRefused, SpecError
+from serin.pipeline.score import open_target, score_new
+from serin.scoring.targets.target import ScoredRun
+from serin.store.store import Store
+from tests.fakes.live_quality import publish
+from tests.fakes.postgres import running_postgres
+from tests.kit.commands import run
+from tests.kit.score_tables import Delta, Files, Result, Source, Sql, arrived
+from tests.unit.serving import bundles
+
+ROWS = 90
+
+
+@dataclass
+class Scene:
+    folder: Path
+
+    @property
+    def files(self) -> Files:
+        return Files(self.folder / "rows")
+
+    @property
+    def delta(self) -> Delta:
+        return Delta(str(self.folder / "delta"))
+
+    @property
+    def sql(self) -> Sql:
+        return Sql("env:TEST_DATABASE", "payments")
+
+    @property
+    def results(self) -> dict[str, Result]:
+        return {
+            "folder": Files(self.folder / "scored"),
+            "delta": Delta(str(self.folder / "scored-delta")),
+            "sql": Sql("env:TEST_DATABASE", "scores"),
+        }
+
+
+@pytest.fixture
+def scene(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    (tmp_path / "database").touch()
+    monkeypatch.setenv("TEST_DATABASE", f"sqlite:///{tmp_path}/database")
+    publish(Store.open(), 0.0, "{capture: {share: 0}}")
+    return Scene(tmp_path)
+
+
+def score(source: Any, result: Result, **how: Any) -> ScoredRun | None:
+    done = score_new(bundles.MODEL, getattr(source, "entry", source), result.entry, workers=2, **how)
+    return None if done is None else done.run
+
+
+def numbers(result: Result) -> list[int]:
+    return sorted(result.read().column("row").to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("source", "result"),
+    [("files", "delta"), ("files", "sql"), ("delta", "delta"), ("delta", "folder"), ("sql", "sql"), ("sql", "delta")],
+)  # fmt: skip
+def test_each_run_adds_the_rows_that_have_come(scene: Scene, source: str, result: str) -> None:
+    rows: Source = getattr(scene, source)
+    out = scene.results[result]
+    rows.add(arrived(0, ROWS))
+    assert score(rows, out) is not None
+    assert score(rows, out) is None
+    rows.add(arrived(ROWS, ROWS))
+    rows.add(arrived(2 * ROWS, ROWS))
+    second = score(rows, out)
+    assert second is not None
+    assert second.rows == 2 * ROWS
+    table = out.read().sort_by("row")
+    wanted = [
+        bundles.score(publish_path(), bundles.rows(ROWS, seed=first)) for first in range(0, 3 * ROWS, ROWS)
+    ]
+    np.testing.assert_allclose(table.column("score").to_numpy(), np.concatenate(wanted)[:, 0], atol=1e-6)
+    assert numbers(out) == list(range(3 * ROWS))
+    assert list(open_target(out.entry).read_runs()) == [1, 2]
+
+
+def publish_path() -> str:
+    return Store.open().bundle(bundles.MODEL, 1).path
+
+
+def test_rows_are_there_once_whatever_moment_the_process_is_killed_at(tmp_path: Path) -> None:
+    """A few of the kills of `make chaos`."""
+    given = ("--targets", "parquet", "delta", "sqlite", "--kills", "4", "--rows", "120", "--seed", "7")
+    said = run(sys.executable, "-m", "tests.chaos.scores", *given, env=dict(os.environ)).stdout
+    played = [json.loads(line) for line in said.splitlines()]
+    assert [each["target"] for each in played] == ["parquet", "delta", "sqlite"]
+    for each in played:
+        print(each)
+        assert each["killed"] > 0
+        assert (each["rows"], each["lost"], each["doubled"]) == (600, 0, 0)
+
+
+def test_a_compaction_scores_nothing_twice_and_replaced_rows_are_named(scene: Scene) -> None:
+    rows, out = scene.delta, scene.results["folder"]
+    rows.add(arrived(0, ROWS))
+    score(rows, out)
+    rows.add(arrived(ROWS, ROWS))
+    deltalake.DeltaTable(rows.url).optimize.compact()
+    done = score(rows, out)
+    assert done is not None
+    assert (done.rows, done.upto) == (ROWS, 2)
+    assert numbers(out) == list(range(2 * ROWS))
+    deltalake.DeltaTable(rows.url).delete("row = 3")
+    with pytest.raises(ScoringRefused, match=r"version 3 \(DELETE\) replaces rows.*--since 4 leaves it out"):
+        score(rows, out)
+    rows.add(arrived(2 * ROWS, ROWS))
+    assert score(rows, out, since="4") is not None
+    assert numbers(out) == list(range(3 * ROWS))
+
+
+def test_a_column_that_a_delta_table_got_later_is_named(scene: Scene) -> None:
+    rows, out = scene.delta, scene.results["delta"]
+    rows.add(arrived(0, ROWS))
+    score(rows, out)
+    wider = arrived(ROWS, ROWS).append_column("more", pa.array(range(ROWS)))
+    deltalake.write_deltalake(rows.url, wider, mode="append", schema_mode="merge")
+    with pytest.raises(ScoringRefused, match="more is int64, before missing"):
+        score(rows, out)
+    assert numbers(out) == list(range(ROWS))
+
+
+def test_partitions_of_a_delta_table_are_columns(scene: Scene) -> None:
+    rows, out = scene.delta, scene.results["sql"]
+    deltalake.write_deltalake(rows.url, arrived(0, ROWS), partition_by=["carrier"])
+    score(rows, out)
+    table = out.read().sort_by("row")
+    wanted = bundles.score(publish_path(), bundles.rows(ROWS, seed=0))[:, 0]
+    np.testing.assert_allclose(table.column("score").to_numpy(), wanted, atol=1e-6)
+
+
+def test_rows_that_are_equal_in_the_first_column_are_not_lost(scene: Scene) -> None:
+    rows, out = scene.sql, scene.results["sql"]
+    entry = {**rows.entry, "order_by": ["hour", "row"]}
+    rows.add(arrived(0, ROWS).append_column("hour", pa.array([f"0{n // 30}:00" for n in range(ROWS)])))
+    done = score(entry, out)
+    assert done is not None
+    assert (done.upto, done.seen, done.rows) == ("02:00", ROWS, ROWS)
+    rows.add(arrived(ROWS, 2).append_column("hour", pa.array(["02:00", "03:00"])))
+    with pytest.raises(ScoringRefused, match="1 rows came late: their hour is at most '02:00'"):
+        score(entry, out)
+    with pytest.raises(ScoringRefused, match="--late is for files"):
+        score(entry, out, late=True)
+    assert len(numbers(out)) == ROWS
+    assert score(entry, out, since="03:00") is not None
+    assert score(entry, out, since="03:00") is None
+    assert numbers(out) == [*range(ROWS), ROWS + 1]
+
+
+def test_rows_without_a_value_in_the_first_column_are_named(scene: Scene) -> None:
+    rows, out = scene.sql, scene.results["sql"]
+    rows.add(arrived(0, ROWS))
+    rows.do("update payments set row = null where row < 2")
+    with pytest.raises(ScoringRefused, match="2 rows have no row, so nothing tells whether they were scored"):
+        score(rows, out)
+    with pytest.raises(ScoringRefused, match="temp is float; the first order_by column must be an integer"):
+        score({**rows.entry, "sql": "select * from payments where temp is not null", "order_by": "temp"}, out)
+
+
+@pytest.mark.parametrize("result", ["delta", "sql"])
+def test_a_table_that_someone_else_has_made_is_refused_and_left_alone(scene: Scene, result: str) -> None:
+    out: Any = scene.results[result]
+    out.add(arrived(0, 5))
+    scene.files.add(arrived(0, ROWS))
+    with pytest.raises(ScoringRefused, match="made by someone else"):
+        score(scene.files, out)
+    assert numbers(out) == list(range(5))
+
+
+@pytest.mark.parametrize("result", ["delta", "sql"])
+@pytest.mark.parametrize("first", [True, False])
+def test_one_of_two_writers_at_the_same_time_is_refused(scene: Scene, result: str, first: bool) -> None:
+    """The second has read the target before the first commits, and runs elsewhere."""
+    rows, out = scene.files, scene.results[result]
+    rows.add(arrived(0, ROWS))
+    if not first:
+        score(rows, out)
+        rows.add(arrived(ROWS, ROWS))
+    late, home = open_target(out.entry), os.environ["SERIN_HOME"]
+    number = max(late.read_runs(), default=0) + 1
+    done = score(rows, out)
+    assert done is not None
+    again = replace(done, t=done.t + 1)
+    run_of(late.folder, number, out.read().slice(0, ROWS))
+    with pytest.raises(ScoringRefused, match="another run has written it at the same time"):
+        late.commit(number, again)
+    assert numbers(out) == list(range(ROWS if first else 2 * ROWS))
+    assert Path(home).is_dir()
+    assert score(rows, out) is None
+
+
+def run_of(folder: Path, number: int, rows: pa.Table) -> None:
+    run_folder = folder / f"run-{number:05d}"
+    run_folder.mkdir(parents=True)
+    pq.write_table(rows, run_folder / "part-00000.parquet")
+
+
+def test_a_target_that_cannot_be_written_is_named_and_the_next_run_commits_the_same_files(
+    scene: Scene,
+) -> None:
+    rows, out = scene.files, scene.results["sql"]
+    rows.add(arrived(0, ROWS))
+    target = open_target(out.entry)
+    os.environ["TEST_DATABASE"] += "?mode=ro"
+    path = scene.folder / "database"
+    path.rename(scene.folder / "away")
+    with pytest.raises(ScoringRefused, match="env:TEST_DATABASE names a database file that does not exist"):
+        score(rows, out)
+    os.environ["TEST_DATABASE"] = f"sqlite:///{scene.folder}/away"
+    assert score(rows, out) is not None
+    assert [each.name for each in target.folder.iterdir()] == [".lock"]
+    broken = Delta("/proc/nowhere/scores")
+    with pytest.raises(ScoringRefused, match=r"cannot be written: .*/proc/nowhere.*; nothing of this run is"):
+        score(rows, broken)
+    made = open_target(broken.entry).folder / "run-00001" / "part-00000.parquet"
+    before = made.stat().st_mtime_ns
+    with pytest.raises(ScoringRefused, match="cannot be written"):
+        score(rows, broken)
+    assert made.stat().st_mtime_ns == before
+
+
+def test_folders_and_options_of_csv_files_are_those_of_data_tables(scene: Scene) -> None:
+    out = scene.results["folder"]
+    for day in (1, 2):
+        folder = scene.folder / "csv" / f"carrier=AA/day={day}"
+        folder.mkdir(parents=True)
+        table = arrived(day * ROWS, ROWS).drop_columns(["carrier"])
+        nights = [None if night < 0 else bool(night) for night in table.column("night").to_pylist()]
+        table = table.set_column(table.column_names.index("night"), "night", pa.array(nights))
+        pacsv.write_csv(table, folder / "rows.txt", pacsv.WriteOptions(delimiter=";"))
+    entry = f"{{path: {scene.folder}/csv/*/*/*.txt, delimiter: ';'}}"
+    done = score(entry, out, since="carrier=AA/day=2")
+    assert done is not None
+    table = out.read()
+    assert set(table.column("day").to_pylist()) == {2}
+    columns = bundles.rows(ROWS, seed=2 * ROWS) | {"carrier": np.full((ROWS, 1), "AA", dtype=object)}
+    wanted = bundles.score(publish_path(), columns)[:, 0]
+    np.testing.assert_allclose(table.column("score").to_numpy(), wanted, atol=1e-6)
+
+
+@pytest.mark.usefixtures("scene")
+def test_delta_tables_at_s3_are_sources_and_targets(bucket: str) -> None:
+    """In another process: deltalake holds the interpreter's lock while it reads a log, and the server needs it."""
+    rows, out = Delta(f"{bucket}/rows"), Delta(f"{bucket}/scores")
+    rows.add(arrived(0, ROWS))
+    score(rows, out)
+    rows.add(arrived(ROWS, ROWS))
+    command = (sys.executable, "-m", "serin.cli", "score", bundles.MODEL)
+    said = run(*command, f"{{delta: {rows.url}}}", "--out", f"{{delta: {out.url}}}").stdout
+    assert f"{ROWS} rows scored by delays-v1" in said
+    assert numbers(out) == list(range(2 * ROWS))
+
+
+@pytest.mark.usefixtures("scene")
+def test_postgres_compares_times_and_numbers_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Sql("env:TEST_DATABASE", "scores")
+    with running_postgres() as uri:
+        monkeypatch.setenv("TEST_DATABASE", uri)
+        rows = Sql("env:TEST_DATABASE", "payments")
+        rows.add(arrived(0, ROWS))
+        rows.do("create view timed as select *, timestamptz '2026-01-31 12:00:00.5+00' + row * interval '1 s' as at, "
+                "row::numeric / 10 as tenth from payments")  # fmt: skip
+        for column, upto in (("at", "2026-01-31 12:01:29.500000+00:00"), ("tenth", "8.9")):
+            entry = {"sql": "select * from timed", "connection": out.connection, "order_by": [column, "row"]}
+            result = Sql(out.connection, "scores")
+            done = score(entry, result)
+            assert done is not None
+            assert str(done.upto).startswith(upto)
+            assert score(entry, result) is None
+            rows.add(arrived(ROWS, 1))
+            assert score(entry, result) is not None
+            assert numbers(result) == list(range(ROWS + 1))
+            rows.do(f"delete from payments where row = {ROWS}")
+            rows.do("drop table scores")
+            rows.do("drop table serin_scored_runs")
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "words"),
+    [
+        ("{delta: a, version: 3}", "out", "version: leave it out"),
+        ("rows", "{table: scores, connection: 'sqlite:///s3cret'}", "must not hold the connection itself"),
+        (
+            "rows",
+            "{table: scores, connection: postgresql://u:s3cret@h}",
+            "must not hold the connection itself",
+        ),
+        ("rows", "{tabel: scores}", "tabel: Extra inputs are not permitted"),
+        ("rows", "{delta: a: s3cret: {}", "is not a mapping in YAML"),
+        ("{sql: select 1, connection: env:X}", "out", "order_by"),
+    ],
+)
+def test_an_entry_that_is_wrong_is_explained_without_its_secrets(rows: str, out: str, words: str) -> None:
+    with pytest.raises(SpecError, match=words) as caught:
+        score_new("delays", rows, out)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_no_message_and_no_watermark_holds_the_connection(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.files.add(arrived(0, ROWS))
+    monkeypatch.setenv("TEST_DATABASE", "postgresql://user:s3cr%20et@127.0.0.1:1/d")
+    with pytest.raises(ScoringRefused, match="it cannot be read") as caught:
+        score(scene.files, scene.results["sql"])
+    assert "s3cr" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_another_query_or_the_targets_own_rows_are_refused(scene: Scene) -> None:
+    rows, out = scene.sql, scene.results["sql"]
+    rows.add(arrived(0, ROWS))
+    done = score(rows, out)
+    assert done is not None
+    assert "sqlite:///" not in done.dump().decode()
+    with pytest.raises(ScoringRefused, match="the scores of another table or query"):
+        score({**rows.entry, "sql": "select * from payments where row > 3"}, out)
+    inside = Files(scene.folder / "rows" / "scored")
+    scene.files.add(arrived(0, ROWS))
+    score(scene.files, inside)
+    with pytest.raises(ScoringRefused, match="its own files are among the rows"):
+        score(scene.files, inside)
