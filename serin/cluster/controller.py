@@ -80,20 +80,18 @@ class LedController:
         wait: Callable[[float], object] | None = None,
     ) -> None:
         """`wait`: how to wait for the gateways, some seconds at most."""
-        steady = time.monotonic
         self._stopped = threading.Event()
         self._check_leads = partial(leadership.check, term)
-        self._hosts = Hosts(objects, steady)
+        self._hosts = Hosts(objects, time.monotonic)
         self._desired = DesiredStates(objects, leadership, term, time.time)
-        agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), steady)
+        agents = AgentProcesses(self._desired, self._hosts, stored_replicas(store), time.monotonic)
         self._agents = agents if fleet == "agents" else None
         releases = _kubernetes(store) if fleet == "kubernetes" else None
         self._background = BackgroundFleet(releases) if releases else None
         self._keep_floors = releases.keep_floors if releases else None
-        processes: Processes = self._background or agents
         external = External(store)
         timeouts = stored_timeouts(store)
-        led = LedProcesses(processes, leadership, term)
+        led = LedProcesses(self._background or agents, leadership, term)
         endpoint_of = partial(_endpoint, external, self._background)
         self._controller = Controller(
             router=ClusterRouter(
@@ -103,7 +101,7 @@ class LedController:
                 timeouts_of=lambda route: asdict(model_timeouts(timeouts, route.releases)),
                 endpoint_of=endpoint_of,
                 wait=wait or self._stopped.wait,
-                steady=steady,
+                steady=time.monotonic,
             ),
             fleet=CombinedFleet(led, external, stored_schema(store)),
             judge=ClusterJudge(
@@ -114,7 +112,7 @@ class LedController:
             ),
             journals=StoreJournals(objects, leadership, term, cache=cache),
             versions=ClusterVersions(store, leadership, term),
-            commands=Inbox(objects, partial(leadership.check, term)),
+            commands=Inbox(objects, self._check_leads),
             replayer=Replayer(objects, self._desired, self._hosts, store, external, endpoint_of),
             check=self._check(store, external, shared=wait is None),
             approval=lambda: read_policy(store).approval,

@@ -1,13 +1,12 @@
-"""A model in service: `serin rollout` reads journals and writes to the controller's inbox, `retire` takes a model out,
-`logs` shows what its parts wrote last."""
+"""Models in service: `serin rollout` reads journals and writes to the controller's inbox; `retire` and `logs`."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -144,7 +143,7 @@ def status(
 
     found, failed = _statuses(model), problems(environment.home(), model)
     if as_json:
-        show_json([dataclasses.asdict(entry) for entry in found])
+        show_json([asdict(entry) for entry in found])
         show_problems(failed)
         return
     columns = ("model", "live", "rolling out", "phase", "weight", "since", "why")
@@ -200,14 +199,12 @@ def _unwatched(model: str, release: Release | None) -> str:
     from serin.store.packages import stored_spec
     from serin.watcher.cluster_state import watch_home
 
-    try:
+    alerts = []
+    with suppress(StoreError):  # who may release need not be allowed to read what the watcher keeps
         found = read_alerts(watch_home(environment.home(), "alerts"), model, resolved=0).open
-    except StoreError:
-        return ""  # who may release need not be allowed to read what the watcher keeps of all models
-    alerts = [each for each in found if each.alert.kind == "drift"]
+        alerts = [each for each in found if each.alert.kind == "drift"]
     if release is None and alerts:
-        (now,) = _statuses(model)
-        release = now.previous_release
+        release = _statuses(model)[0].previous_release
     if not alerts or release is None:
         return ""
     bundle = Path(open_store().bundle(model, release.label).path)

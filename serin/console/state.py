@@ -1,8 +1,8 @@
 """What the console's handlers share: settings, templates, rendered views, and who asks.
 
 A session is a signed cookie that only the browser's requests to the console carry. Nothing is stored on the server. A
-session ends with its time, or when the secret of its login is replaced. What it may do is decided anew for each
-request, from the settings as they are then. A program has no session: it sends an API key with each request.
+session ends with its time, or when the secret of its login is replaced. What it may do is decided at each request,
+from the settings as they are then. A program has no session: it sends an API key with each request.
 """
 
 from __future__ import annotations

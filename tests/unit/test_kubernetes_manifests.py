@@ -262,9 +262,8 @@ def test_a_container_that_stays_has_three_probes_and_one_that_ends_has_none(
         assert [probe in container for probe in PROBES] == [stays] * 3, container["name"]
         if stays:  # it is given longer to start than to be replaced
             start, live = container["startupProbe"], container["livenessProbe"]
-            assert (
-                start["failureThreshold"] * max(start["periodSeconds"], start.get("timeoutSeconds", 1)) >= 60
-            )
+            slowest = max(start["periodSeconds"], start.get("timeoutSeconds", 1))
+            assert start["failureThreshold"] * slowest >= 60
             assert live.get("failureThreshold", 3) * live["periodSeconds"] >= 45
     assert not [probe for each in pod.get("initContainers", ()) for probe in PROBES if probe in each]
     ports = {port["name"] for container in pod["containers"] for port in container.get("ports", ())}
@@ -485,10 +484,8 @@ def test_a_release_is_probed_at_its_version() -> None:
     for where, found in _releases():
         if found["kind"] == "Deployment":
             (container,) = found["spec"]["template"]["spec"]["containers"]
-            assert container["readinessProbe"]["httpGet"]["path"] == "/v2/models/flights/versions/3/ready", (
-                where
-            )
-            start = container["startupProbe"]
+            start, ready = container["startupProbe"], container["readinessProbe"]
+            assert ready["httpGet"]["path"] == "/v2/models/flights/versions/3/ready", where
             assert start["exec"]["command"][-2:] == ["verify", "flights-v3"], where
             assert start["timeoutSeconds"] > LOADS_S, where
 
