@@ -9,7 +9,7 @@ from typing import Final
 
 from serin.monitoring.rollbacks import Rollback, read_rollbacks, refusal, save_rollbacks
 from serin.rollout.decide.plan import Plan
-from serin.rollout.run.commands import Command, new_id
+from serin.rollout.run.commands import Command, command_name, new_id
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.status import ModelStatus
 from serin.watcher.duty import Commit, nothing
@@ -66,7 +66,8 @@ class AutoRollback:
         if not made or made[-1].outcome is not None:
             return
         last = made[-1]
-        answer = watched_rollouts(self._home).mailbox.read_answer(last.command)
+        name = command_name(model.name, last.command)
+        answer = watched_rollouts(self._home).mailbox.read_answer(name)
         from_live = (model.live, model.live_edition) == (last.from_version, last.from_edition)
         current = from_live and not model.rollout.running
         if answer is None and current and abs(now - last.t) < _ANSWER_S:
@@ -77,7 +78,7 @@ class AutoRollback:
             watched_rollouts(self._home).mailbox.withdraw(self._command(model.name, last))
             if abs(now - last.t) < _ANSWER_S:
                 return  # it may have been obeyed a moment ago
-            answer = watched_rollouts(self._home).mailbox.read_answer(last.command)
+            answer = watched_rollouts(self._home).mailbox.read_answer(name)
         outcome = "the controller did not answer" if answer is None else answer.reason
         accepted = answer is not None and answer.accepted
         settled = replace(last, outcome=outcome, accepted=accepted)

@@ -153,8 +153,8 @@ class Stage:
 
     def _tell(self, what: Command) -> None:
         mailbox = home_rollouts(self.home).mailbox
-        command = mailbox.submit(what)
-        answer = self.wait(lambda: mailbox.read_answer(command), "the controller's answer", 30)
+        mailbox.submit(what)
+        answer = self.wait(lambda: mailbox.read_answer(what.name), "the controller's answer", 30)
         assert answer.accepted, answer.reason
 
     def until(self, release: Release, wanted: Callable[[Rollout], bool], within_s: float) -> Rollout:

@@ -167,7 +167,8 @@ class Walk:
 
     def _controller(self, case: str, file: Path) -> None:
         """The other model's command is obeyed, and a model's state is known or its file is named."""
-        asked = home_rollouts(self.home).mailbox.submit(Command(kind="pause", model=OTHER, by="walk"))
+        asked = Command(kind="pause", model=OTHER, by="walk")
+        home_rollouts(self.home).mailbox.submit(asked)
         with contextlib.ExitStack() as ending:
 
             def tick() -> Controller:
@@ -179,7 +180,7 @@ class Walk:
 
             controller = self._run(f"{case}: controller", tick, file)
         own = file.parts[0] in ("rollouts", "external") and OTHER in str(file)
-        answer = None if own else home_rollouts(self.home).mailbox.read_answer(asked)
+        answer = None if own else home_rollouts(self.home).mailbox.read_answer(asked.name)
         if not own and (answer is None or not answer.accepted):
             self.wrong.append(f"{case}: the command for {OTHER} was not obeyed: {answer}")
         shown = (

@@ -68,7 +68,7 @@ class Command(Document):
     @property
     def name(self) -> str:
         """The name of its object. That of the answer is the same, so nobody answers for another model."""
-        return f"{self.model}.{self.id}"
+        return command_name(self.model, self.id)
 
     @property
     def box(self) -> str:
@@ -148,9 +148,9 @@ class Mailbox:
         self._messages = _Messages(objects)
 
     def submit(self, command: Command) -> str:
-        """Returns the command's name. Submitting a command again changes nothing."""
+        """Returns the command's id. Submitting a command again changes nothing."""
         self._messages.write(command.box, _valid_name(command.name), command.dump())
-        return command.name
+        return command.id
 
     def read_answer(self, name: str) -> Answer | None:
         content = self._messages.read(ANSWERS, _valid_name(name))
@@ -236,6 +236,10 @@ class Inbox:
             self.answer(Answer(id=name, accepted=False, reason=reason))
         else:
             self._messages.remove(box, name)
+
+
+def command_name(model: str, command_id: str) -> str:
+    return f"{model}.{command_id}"
 
 
 def _valid_name(name: str) -> str:

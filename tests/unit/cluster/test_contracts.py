@@ -156,11 +156,12 @@ def test_a_command_arrives_as_it_was_sent_and_in_order(place: Place) -> None:
 
 def test_an_answer_takes_the_command_away(place: Place) -> None:
     inbox, mailbox = place.inbox(), place.rollouts.mailbox
-    command_id = mailbox.submit(command())
-    assert mailbox.read_answer(command_id) is None
-    answer = Answer(id=command_id, accepted=True, reason="", rollout="r1")
+    given = command()
+    mailbox.submit(given)
+    assert mailbox.read_answer(given.name) is None
+    answer = Answer(id=given.name, accepted=True, reason="", rollout="r1")
     inbox.answer(answer)
-    assert (inbox.pending(), mailbox.read_answer(command_id)) == ([], answer)
+    assert (inbox.pending(), mailbox.read_answer(given.name)) == ([], answer)
 
 
 def test_what_was_answered_is_not_answered_again(place: Place) -> None:
@@ -192,7 +193,7 @@ def test_what_is_not_a_command_is_answered_and_removed(place: Place, content: st
     inbox = place.inbox()
     place.put_command("flights.c1", content)
     good = place.rollouts.mailbox.submit(command())
-    assert [each.name for each in inbox.pending()] == [good]
+    assert [each.id for each in inbox.pending()] == [good]
     answer = place.rollouts.mailbox.read_answer("flights.c1")
     assert not answer.accepted
     assert answer.reason.startswith("not a command: ")

@@ -15,7 +15,7 @@ from serin.formats.serving.journal import Decision, load_decision, prefix_of
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase
 from serin.rollout.run.access import Rollouts
-from serin.rollout.run.commands import Command
+from serin.rollout.run.commands import Command, command_name
 from serin.rollout.run.journal import StoreJournal
 from serin.rollout.run.record import decision2rollout
 from serin.store.artifacts import ModelRoute
@@ -204,7 +204,7 @@ class Scene:
         rollout before has ended."""
         while True:
             command = self.submit(version)
-            read = partial(self.rollouts.mailbox.read_answer, command)
+            read = partial(self.rollouts.mailbox.read_answer, command_name("flights", command))
             assert self.schedule.run(partial(self._is_there, read), turns=turns, each_second=self.step_hosts)
             answer = read()
             assert answer is not None
@@ -268,7 +268,7 @@ def test_no_schedule_doubles_a_decision_or_acts_without_one(
     stored = {each.seq: each for each in decisions}
     assert all(stored[each.seq] == each for each in scene.believed), "two decisions with one number"
     obeyed = [each.command for each in decisions if each.command]
-    assert obeyed == [name.rpartition(".")[2] for name in commands], "each command is obeyed once"
+    assert obeyed == commands, "each command is obeyed once"
     assert check_actions(scene.schedule.store.created) >= 6
     terms = [term for _, term in scene.led]
     print(

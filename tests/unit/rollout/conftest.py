@@ -9,7 +9,7 @@ import pytest
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.access import home_rollouts
-from serin.rollout.run.commands import Answer, Command, Kind
+from serin.rollout.run.commands import Answer, Command, Kind, command_name
 from serin.rollout.run.controller import Controller
 from serin.rollout.run.record import decision2rollout
 from serin.rollout.run.verification import Beside, run
@@ -104,8 +104,8 @@ class Scene:
             Command(kind=kind, version=version, **(fields | changes))
         )
 
-    def answer(self, command_id: str) -> Answer:
-        answer = home_rollouts(self.home).mailbox.read_answer(command_id)
+    def answer(self, command_id: str, model: str = "flights") -> Answer:
+        answer = home_rollouts(self.home).mailbox.read_answer(command_name(model, command_id))
         assert answer is not None
         return answer
 

@@ -232,7 +232,7 @@ def test_an_approval_that_is_asked_for_is_not_taken_from_the_inbox_by_any_name(t
     ):
         (inbox / f"{command.name}.json").write_bytes(command.dump())
         scene.tick()
-        answer = scene.answer(command.name)
+        answer = scene.answer(command.id)
         assert not answer.accepted
         assert "rollouts/approvals/ alone" in answer.reason
     assert list(inbox.iterdir()) == []
