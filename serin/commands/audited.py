@@ -12,7 +12,6 @@ import typer
 from serin.errors import SerinError
 from serin.machine import environment
 from serin.machine.audit import write_act
-from serin.spec.roles import ACTS
 
 _ABOUT: Final = (
     "name",
@@ -39,7 +38,7 @@ def audit_commands(path: str, command: Any) -> None:
     if hasattr(command, "commands"):
         for name, each in command.commands.items():
             audit_commands(f"{path} {name}", each)
-    elif ACTS.get(path) in ("release", "administer") and command.callback is not None:
+    elif command.callback is not None:
         defaults = {each.name: each.default for each in command.params if each.param_type_name == "option"}
         command.callback = _audited(path, command.callback, defaults)
 
@@ -47,6 +46,10 @@ def audit_commands(path: str, command: Any) -> None:
 def _audited(act: str, run: Callable[..., Any], defaults: Mapping[str, Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def run_audited(**given: Any) -> Any:
+        from serin.spec.roles import ACTS  # here: `serin --help` does not pay for pydantic
+
+        if ACTS.get(act) not in ("release", "administer"):
+            return run(**given)
         options = [
             name for name, usual in defaults.items() if _is_given(given[name], usual) and name not in _TOLD
         ]

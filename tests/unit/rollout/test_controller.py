@@ -140,15 +140,15 @@ def test_refused_commands_are_answered_with_the_reason_and_change_nothing(scene:
     scene.promote_first()
     lines = len(history(scene.home, "flights"))
     commands = {
-        scene.command("start", 1): "live already",
-        scene.command("start", 9): "version 9 is not in the store",
-        scene.command("start", 1, model="boats"): "version 1 is not in the store",
-        scene.command("pause"): "no rollout is running",
+        ("flights", scene.command("start", 1)): "live already",
+        ("flights", scene.command("start", 9)): "version 9 is not in the store",
+        ("boats", scene.command("start", 1, model="boats")): "version 1 is not in the store",
+        ("flights", scene.command("pause")): "no rollout is running",
     }
     scene.tick()
-    for command, reason in commands.items():
-        assert not scene.answer(command).accepted
-        assert reason in scene.answer(command).reason
+    for (model, command), reason in commands.items():
+        assert not scene.answer(command, model).accepted
+        assert reason in scene.answer(command, model).reason
     assert len(history(scene.home, "flights")) == lines
     assert not (scene.home / "rollouts" / "boats").exists()
 
