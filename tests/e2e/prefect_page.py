@@ -1,6 +1,7 @@
 """Prefect's own page, used as a person does: logged in, with its forms for schedules and runs."""
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,20 +44,23 @@ class PrefectPage:
         self.page.wait_until(f"!document.querySelector('{_FORM}')", "the schedule is saved")
 
     def start_run(self, deployment: str, spec: Path, *, fresh: Sequence[str] = ()) -> dict[str, Any]:
-        """A custom run of a deployment; returns what the server knows of it. A form that has lost what was typed while
-        it was drawn is opened again."""
+        """A custom run of a deployment; returns what the server knows of it. The form takes over what was typed a
+        moment later, and may lose it while it is drawn: one that was refused is opened again and given more time."""
         number = self._id(deployment)
         before = {run["id"] for run in self.runs(deployment)}
-        for _ in range(_TRIES):
+        for waited_s in range(_TRIES):
             self.open(f"/deployments/deployment/{number}/run", "spec", "fresh", "Validate parameters")
             if fresh:
                 self._choose("select[multiple]", *fresh)
             self.page.type_into("textarea", str(spec))
+            time.sleep(waited_s)
             self.page.press("Submit")
             left = f"!location.pathname.endsWith('/run') || document.body.innerText.includes('{_REFUSED}')"
             self.page.wait_until(left, "the form is submitted")
             if _REFUSED not in self.page.text():
                 break
+        else:
+            raise AssertionError(f"the form was refused {_TRIES} times: {self.page.text()[:2000]}")
         (run,) = until(
             lambda: [run for run in self.runs(deployment) if run["id"] not in before],
             "the run that was started",
