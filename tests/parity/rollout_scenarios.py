@@ -89,7 +89,7 @@ def canary_rolled_back(place: Place, model: str) -> None:
     place.roll_out(model)
     live = place.status(model)["live"]
     with place.load(model, pause_s=0.02) as load:
-        place.start(model, side=600, rollout=CANARY)
+        place.start(model, side=1400, rollout=CANARY)
         promoted, said = place.follow(model)
         after = load.answered
         until(lambda: load.answered > after + 50, "answers after the rollback", within_s=60)
