@@ -1,4 +1,4 @@
-"""The autoscaling of Kubernetes, by cases of its own tests (horizontal_test.go of 1.20.2), and a fleet that has it."""
+"""The autoscaling of Kubernetes, by cases of Kubernetes' tests (horizontal_test.go of 1.20.2), and a fleet with it."""
 
 from dataclasses import replace
 from typing import Any
