@@ -1,5 +1,6 @@
 """Before anything is collected: tests must not see or touch a developer's own stack, store or Prefect profile."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -54,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith("tests/gpu/"):  # RAPIDS and the CUDA packages warn about themselves
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What the imports made stays, so that the garbage of tests is looked for in little."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,9 +64,11 @@ class Scene:
         self._secret = home / "client-secret"
         self._secret.write_text("known to both\n")
         self.commands: list[Command] = []
+        self._inbox = Inbox(HomeObjects(home))
         self.url = ""
         self.said = ""  # by the page at the end of the last login
-        self.viewer = httpx.Client()
+        self.viewer: httpx.Client
+        self._browsers = ExitStack()
         self.settings = self.with_groups(GROUPS)
 
     def with_groups(self, groups: Mapping[str, tuple[Grant, ...]]) -> ConsoleSettings:
@@ -75,13 +78,19 @@ class Scene:
         return ConsoleSettings(url=self.url or None, oidc=oidc)
 
     def answer(self) -> None:
-        inbox = Inbox(HomeObjects(self.home))
-        for command in inbox.pending():
+        for command in self._inbox.pending():
             self.commands.append(command)
-            inbox.answer(Answer(id=command.name, accepted=True, reason="taken", rollout="r2"))
+            self._inbox.answer(Answer(id=command.name, accepted=True, reason="taken", rollout="r2"))
+
+    def browser(self, **headers: str) -> httpx.Client:
+        """Closed at the end of the scene."""
+        return self._browsers.enter_context(httpx.Client(base_url=self.url, headers=headers))
+
+    def close(self) -> None:
+        self._browsers.close()
 
     def person(self, name: str) -> httpx.Client:
-        browser = httpx.Client(base_url=self.url, headers={"origin": self.url})
+        browser = self.browser(origin=self.url)
         away = browser.get("/login/oidc").headers["location"]
         back = httpx.post(away, data={"sub": name}).headers["location"]
         place = urlsplit(back)
@@ -90,7 +99,7 @@ class Scene:
 
     def key(self, name: str, role: Role | None, *models: str) -> httpx.Client:
         _, key = key_file(self.home).create(name, models=models or None, role=role)
-        return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key}"})
+        return self.browser(authorization=f"Bearer {key}")
 
     def lines(self) -> list[dict[str, str]]:
         file = audit_file(self.home)
@@ -136,7 +145,10 @@ def running(scene: Scene) -> Iterator[Scene]:
         scene.url = url
         scene.settings = scene.with_groups(GROUPS)
         scene.viewer = scene.person("view")
-        yield scene
+        try:
+            yield scene
+        finally:
+            scene.close()
 
 
 def fire(home: Path, model: str) -> None:
@@ -342,7 +354,7 @@ def test_a_key_does_not_borrow_the_session_of_a_browser(scene: Scene) -> None:
 
 def test_the_local_secrets_view_all_and_administer_all(scene: Scene) -> None:
     for account, status in (("viewer", 403), ("operator", 303)):
-        browser = httpx.Client(base_url=scene.url, headers={"origin": scene.url})
+        browser = scene.browser(origin=scene.url)
         browser.post("/login", data={"secret": account_secret(scene.home, account)})  # type: ignore[arg-type]
         assert all(browser.get(f"/models/{model}").status_code == 200 for model in MODELS)
         assert attempt(scene, browser, "retire", OTHER) == status

