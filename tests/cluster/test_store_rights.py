@@ -9,6 +9,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -36,9 +38,13 @@ from tests.architecture.sources import ROOT
 from tests.cluster.documented_rights import ROLES_URL, URL, ci_rights, role_rights
 from tests.cluster.seaweedfs import running_seaweedfs
 from tests.fakes.live_quality import spec
+from tests.fakes.sharing_hosts import SharingHost
+from tests.fakes.sharing_hosts import rows as recorded
 from tests.kit.commands import serin
+from tests.kit.recorded_parts import write_part
 from tests.kit.threads import beside
 from tests.kit.waiting import until
+from tests.unit.export.small_dataset import make_trained, planes, spec_for
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -111,7 +117,7 @@ def test_ci_writes_nothing_that_is_served_or_decides(as_ci: str, key: str) -> No
 
 T = TypeVar("T")
 OWN, NEAR, OTHER = "fraud-eu", "fraudulent", "payments"
-TRIED = {  # the acts that go through the store, and how each is asked for
+TRIED = {  # the acts that go through the store, and how each is asked for; {1} is a folder
     "rollout status": ["{}"],
     "models show": ["{}:1"],
     "rollout start": ["{}:2", "--no-follow"],
@@ -121,14 +127,22 @@ TRIED = {  # the acts that go through the store, and how each is asked for
     "rollout promote": ["{}"],
     "rollout abort": ["{}"],
     "rollout rollback": ["{}:1", "--no-follow"],
+    "lookups refresh": ["{}", "--no-follow"],
     "retire": ["{}", "--yes"],
+    "labels add": ["{}:1", "{1}/labels.csv"],
+    "captures forget": ["{}", "--where", "passenger_id = 17", "--wait", "0s", "--yes"],
     "alerts ack": ["{}/disk", "--note", "mine"],
     "models sign": ["{}:1"],
     "alerts silence": ["{}/*"],
     "alerts receivers add": ["{}", "http://127.0.0.1:9/x"],
     "keys create": ["{}"],
     "trust policy": ["--check", "gate"],
+    "models remove": ["{}:2", "--yes"],
 }
+COMMANDS = {"lookups refresh": "start", "retire": "retire"} | {
+    act: act.split()[1] for act in TRIED if act.startswith("rollout") and ACTS[act] == "release"
+}
+NOT_REFUSED = ("release", "models remove", OWN)  # by SeaweedFS, whose right to write contains that to remove
 NEVER_TO_RELEASE = [
     *(f"rollouts/{box}/{OTHER}.1.json" for box in ("inbox", "approvals")),
     *(f"rollouts/{box}/{NEAR}.1.json" for box in ("inbox", "approvals")),
@@ -154,18 +168,33 @@ class Leaders:
         self._watch.tick(0.0)
 
 
+def export_with_lookup(store: Store, model: str, folder: Path) -> None:
+    """Version 1, with a table that has changed since."""
+    table = folder / "planes.parquet"
+    data = spec_for("binary").data.model_dump(by_alias=True, mode="json", exclude_none=True)
+    data["tables"] = {"flights": str(folder / "flights.parquet"), "planes": str(table)}
+    trained = make_trained(folder, "binary", name=model, data=data)
+    trained.export(store)
+    pq.write_table(planes().slice(1), table)
+
+
 @pytest.fixture(scope="module")
 def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaders]:
-    """Three models with a version that is live and another one, an alert each, keys that all hosts share."""
+    """Three models with a version that is live and another one, a recorded request and an alert each; and keys that all
+    hosts share."""
     folder = tmp_path_factory.mktemp("leaders")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (server | {"SERIN_STORE": ROLES_URL, "SERIN_HOME": str(folder / "home")}).items():
             patch.setenv(name, value)
         store = Store(ROLES_URL, cache=folder / "cache")
         objects = store.shared_files()
+        recorder = SharingHost(folder, ROLES_URL, "recorder")
         for model in (OWN, NEAR, OTHER):
-            for bias in (0.0, 0.1):
-                bundles.publish(store, bias=bias, model=model, spec=spec("{capture: {share: 1}}"))
+            export_with_lookup(store, model, folder / model)
+            bundles.publish(store, bias=0.0, model=model, spec=spec("{capture: {share: 1}}"))
+            release = pa.array([f"{model}-v1"])
+            write_part(recorder.home, model, 1, recorded(17).append_column("_release", release))
+        recorder.share()
         leadership = Leadership(objects, "one")
         leadership.step()
         assert leadership.term == 1
@@ -246,19 +275,20 @@ def test_each_cell_of_the_table_is_what_the_store_lets_a_command_do(
 ) -> None:
     home.mkdir(exist_ok=True)
     serin("trust", "create", str(home / "own.key"))
-    role, cells = somebody.role, [(act, model) for act in TRIED for model in (OWN, NEAR, OTHER)]
-    given = [[*act.split(), *(word.format(model) for word in TRIED[act])] for act, model in cells]
+    (home / "labels.csv").write_text("_id,arr_delay\n17,20\n")
+    role = somebody.role
+    cells = [
+        (act, model) for act in TRIED for model in (OWN, NEAR, OTHER) if (role, act, model) != NOT_REFUSED
+    ]
+    given = [[*act.split(), *(word.format(model, home) for word in TRIED[act])] for act, model in cells]
     given = [[*words, "--key", str(home / "own.key")] if "sign" in words else words for words in given]
     for (act, model), (code, said) in zip(cells, somebody(run_commands, given), strict=True):
         may = ROLES.index(role) >= ROLES.index(ACTS[act] or "view")
         may &= role == "administer" or model == OWN
         assert (act, model, code) == (act, model, 0 if may else 1), said
         assert may or "AccessDenied" in said, (act, model, said)
-    kinds = [
-        act.split()[-1] for act in TRIED if ACTS[act] == "release" and act.startswith(("rollout", "retire"))
-    ]
     models = {"view": (), "release": (OWN,), "administer": (OWN, NEAR, OTHER)}[role]
-    assert leaders.taken == [(kind, model) for kind in kinds for model in models]
+    assert leaders.taken == [(COMMANDS[act], model) for act in TRIED if act in COMMANDS for model in models]
 
 
 def test_a_release_credential_writes_for_no_other_model_and_nothing_that_decides(somebody: Somebody) -> None:

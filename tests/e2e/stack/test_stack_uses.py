@@ -5,11 +5,13 @@ again: at 50% it waits for approval, and there its process is killed or it is ap
 stages, which a schedule and a person start in Prefect's page. NVIDIA's clients get the answers of each.
 """
 
+import json
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,23 @@ def test_a_schedule_fires_and_its_run_ends_in_a_served_version(stack: Stack, par
     late, early = (float(line.rpartition(",")[2]) for line in scores.read_text().splitlines()[1:])
     assert late > early
     _answers_nvidias_clients(stack)
+
+
+def test_ci_scores_what_has_come_into_a_database_each_row_once(stack: Stack, parcels: Parcels) -> None:
+    rows, database, uri = (parcels.folder / name for name in ("arrived", "scores.db", "uri"))
+    rows.mkdir()
+    database.touch()
+    uri.write_text(f"sqlite:///{database}")
+    out = json.dumps({"table": "scores", "connection": f"file:{uri}"})
+    given = f"--param model={MODEL} --param rows={rows} --param out='{out}'"
+    for name, arrived, known in (("a", 2, 2), ("b", 3, 5)):
+        (rows / f"{name}.csv").write_text("weight,distance,carrier\n" + "2.5,1900,slow\n" * arrived)
+        done = stack.shell(
+            f'eval "$(serin env)" && prefect deployment run score/scheduled --watch {given}', parcels.folder
+        )
+        assert done.returncode == 0, done.stderr
+        with closing(sqlite3.connect(database)) as read:
+            assert read.execute("select count(*), count(distinct score) from scores").fetchone() == (known, 1)
 
 
 def test_the_runs_of_a_schedule_are_found_by_their_model(stack: Stack, parcels: Parcels) -> None:
