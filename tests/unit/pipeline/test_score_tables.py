@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
+from distributed import LocalCluster
 
 from serin.errors import ScoringRefused, SpecError
 from serin.pipeline.score import open_target, score_new
@@ -91,6 +92,20 @@ def test_each_run_adds_the_rows_that_have_come(scene: Scene, source: str, result
     np.testing.assert_allclose(table.column("score").to_numpy(), np.concatenate(wanted)[:, 0], atol=1e-6)
     assert numbers(out) == list(range(3 * ROWS))
     assert list(open_target(out.entry).read_runs()) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["delta", "sql"])
+def test_dask_workers_score_a_table_into_a_table(scene: Scene, kind: str) -> None:
+    rows: Source = getattr(scene, kind)
+    out = scene.results[kind]
+    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster:
+        for first in (0, ROWS):
+            rows.add(arrived(first, ROWS))
+            assert score(rows, out, scheduler=cluster.scheduler_address) is not None
+    assert numbers(out) == list(range(2 * ROWS))
+    table = out.read().sort_by("row")
+    wanted = [bundles.score(publish_path(), bundles.rows(ROWS, seed=first)) for first in (0, ROWS)]
+    np.testing.assert_allclose(table.column("score").to_numpy(), np.concatenate(wanted)[:, 0], atol=1e-6)
 
 
 def publish_path() -> str:
