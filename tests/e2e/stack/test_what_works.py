@@ -13,6 +13,8 @@ ELSEWHERE = {
     "reason for a recorded answer": "tests/e2e/test_lookups.py",
     "lookups refreshed": "tests/e2e/test_lookups.py",
     "copy of a version, rolled out": "tests/e2e/stack/test_stack_copy.py",
+    "drift alarm": "tests/e2e/stack/test_stack_watch.py",
+    "sent run, own code and packages": "tests/flows/test_sent.py",
 }
 HERE = [name for name in SCENARIOS if name not in ELSEWHERE]
 
