@@ -16,7 +16,7 @@ from serin.columns.segments import segment_masks
 from serin.errors import LabelsUnfit, RowsUnfit, SpecError
 from serin.export.drift.build import reference_statistics
 from serin.export.gate.quality import MINUTE_S, measure_scores, time_block_s
-from serin.formats.captures import ANSWER
+from serin.formats.captures import ANSWER, LIVE
 from serin.formats.drift import DriftStatistics
 from serin.formats.nulls import from_wire
 from serin.formats.quality import QualityReference
@@ -43,7 +43,7 @@ class ReferenceRows:
         except (OSError, pa.ArrowException) as error:
             raise self._problem(f"cannot be read as Parquet: {error}") from error
         if SOURCE in table.column_names:
-            table = table.filter(pc.equal(table.column(SOURCE), "live"))
+            table = table.filter(pc.equal(table.column(SOURCE), LIVE))
         if TIME in table.column_names:
             table = table.sort_by(TIME)
         if not table.num_rows:

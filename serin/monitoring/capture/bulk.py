@@ -1,6 +1,7 @@
 """Records rows that were scored in bulk, like requests: the same columns, masks and limits, and lots by id.
 
-About a thousand rows are one request, whose id is made of the run, the piece of the input and the place in it.
+About a thousand rows are one request, whose id is made of the run, the piece of the input and the place in it. All rows
+of a run have one time: a table has an order of its own, so its first rows say nothing about drift without its last.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from serin.formats.captures import ANSWER, column_names, commit, complete, last_number, read_document, writing
+from serin.formats.captures import (
+    ANSWER,
+    BULK,
+    column_names,
+    commit,
+    complete,
+    last_number,
+    read_document,
+    writing,
+)
 from serin.formats.nulls import TYPE_OF_KIND, from_wire
 from serin.formats.schema import Schema
 from serin.formats.serving.lots import is_drawn
@@ -45,10 +55,11 @@ class BulkRecords:
         run: str | None = None,
         known: Collection[str] = (),
     ) -> None:
-        """`run`: a name that is the same when a run is repeated; None: a new one. `known`: ids of requests that an
-        earlier attempt has recorded."""
+        """`run`: the name of a scheduled run, the same when it is repeated; None: a batch that somebody scores once.
+        `known`: ids of requests that an earlier attempt has recorded."""
         self._home, self._release, self._schema, self._settings = home, release, schema, settings
-        self._run = run or f"bulk-{secrets.token_hex(6)}"
+        self._run, self._source = (run, BULK) if run else (f"bulk-{secrets.token_hex(6)}", "batch")
+        self._time = pa.scalar(round(time.time() * 1e6), pa.int64()).cast(pa.timestamp("us", "UTC"))
         self._known = known
         self._waiting: list[pa.Table] = []
         self._requests = 0
@@ -94,13 +105,12 @@ class BulkRecords:
         return rows, ids, (rows % REQUEST_ROWS).astype(np.int32)
 
     def _table(self, rows: pa.Table, ids: list[str], places: np.ndarray[Any, Any]) -> pa.Table:
-        now = pa.scalar(round(time.time() * 1e6), pa.int64())
         columns: dict[str, Any] = {
             "_id": pa.array(ids, pa.string()),
             "_row": pa.array(places, pa.int32()),
-            "_t": pa.repeat(now, rows.num_rows).cast(pa.timestamp("us", "UTC")),
+            "_t": pa.repeat(self._time, rows.num_rows),
             "_release": pa.repeat(self._release.name, rows.num_rows),
-            "_source": pa.repeat("bulk", rows.num_rows),
+            "_source": pa.repeat(self._source, rows.num_rows),
         }
         return complete(pa.table({**columns, **dict(self._inputs(rows)), **dict(self._answers(rows))}))
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from serin.formats.captures import ANSWER, METADATA, column_names
+from serin.formats.captures import ANSWER, LIVE, METADATA, column_names
 from serin.formats.nulls import TYPE_OF_KIND, from_wire, without_null_strings
 from serin.formats.schema import OutputTensor, Schema
 from serin.formats.serving.recorded import RecordedBlock, Strings, Values
@@ -79,7 +79,7 @@ def _metadata(
     columns = {name: each if single else each.take(request) for name, each in of_request.items()}
     columns["_row"] = pa.array((np.arange(block.rows) - began).astype(np.int32))
     columns["_release"] = pa.repeat(release, block.rows)
-    columns["_source"] = pa.repeat("live", block.rows)
+    columns["_source"] = pa.repeat(LIVE, block.rows)
     return {name: columns[name] for name in METADATA}
 
 

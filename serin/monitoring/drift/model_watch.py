@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from serin.columns.bins import count_rows, renamed, table_times, unseen_values
 from serin.errors import FileBroken
 from serin.evidence.e_process import Array
-from serin.formats.captures import Part, column_names
+from serin.formats.captures import BULK, LIVE, Part, column_names
 from serin.formats.drift import UNSEEN, DriftStatistics
 from serin.machine.documents import UNFIT, read_json
 from serin.machine.durable import write_whole
@@ -63,9 +63,9 @@ class PastAlarm:
 
 @dataclass(slots=True, kw_only=True)
 class ReleaseState(Document):
-    """What was counted of a release. `rows`: live rows, the newest of which arrived at `newest`. `alarms`: open ones by
-    column. `recent`: the newest eight buckets of three hours, with the counts of the bins of all series. `detector`: as
-    it was when this was stored."""
+    """What was counted of a release. `newest`: when the newest of its `rows` arrived. `alarms`: open ones by column.
+    `recent`: the newest eight buckets of three hours, with the counts of the bins of all series. `detector`: as it was
+    when this was stored."""
 
     bundle: str
     rows: int = 0
@@ -118,8 +118,8 @@ class ReleaseWatch:
         return counts
 
     def add(self, table: pa.Table) -> None:
-        """Counts the rows of a part, or of a piece of it, that clients sent and that were answered to them."""
-        table = table.filter(pc.equal(table.column("_source"), "live"))
+        """Counts the rows of a part, or of a piece of it, that clients sent or that a scheduled run has scored."""
+        table = table.filter(pc.is_in(table.column("_source"), pa.array([LIVE, BULK])))
         if not table.num_rows:
             return
         table = renamed(table, {name: own for own, name in column_names(self.inputs).items()})

@@ -145,7 +145,8 @@ def test_rows_are_recorded_when_the_spec_says_so(
     assert 0 < len(ids) < 24
     assert all(is_drawn(each, 0.5) for each in ids)
     assert recorded.num_rows == 1000 * len(ids)
-    assert set(recorded["_source"].to_pylist()) == {"bulk"}
+    assert set(recorded["_source"].to_pylist()) == {"batch"}
+    assert len(recorded["_t"].unique()) == 1
     assert recorded["carrier"].null_count == recorded.num_rows
     assert "origin" not in recorded.column_names
     request = recorded.filter(pc.equal(recorded["_id"], ids[0]))

@@ -187,7 +187,7 @@ def test_the_command_shows_the_alarm_and_writes_the_page(
 def test_the_command_shows_no_shares_before_the_first_row(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record(home, range(1), source="bulk")
+    record(home, range(1), source="batch")
     tick(home, 1)
     drift(NAME)
     shown = capsys.readouterr().out
@@ -216,8 +216,35 @@ def test_an_alarm_about_a_column_that_hardly_matters_is_for_information(home: Pa
     assert severities["_row"] == "info"
 
 
-@pytest.mark.parametrize("source", ["bulk", "shadow"])
-def test_only_what_clients_sent_is_counted(home: Path, source: str) -> None:
+def record_night(home: Path, night: int, *, unseen: float = 0.0, minutes: float = 0.0) -> None:
+    """A scheduled run over a table that is sorted by carrier, recorded over so many minutes."""
+    chance, count = np.random.default_rng(night), 4000
+    carrier = chance.choice(["swift", "steady", "slow"], count, p=[0.5, 0.4, 0.1]).astype(object)
+    carrier[chance.random(count) < unseen] = "zippy"
+    t = START + 86_400 * night + np.linspace(0, 60 * minutes, count)
+    write_part(home, NAME, 1, pa.table({
+        "_id": [str(next(_places)) for _ in range(count)],
+        "_row": pa.array(np.zeros(count, np.int32)),
+        "_t": pa.array((t * 1e6).astype(np.int64), pa.timestamp("us", "UTC")),
+        "_source": ["bulk"] * count,
+        "carrier": sorted(carrier.tolist()),
+        "request._row": chance.choice(["1", "2"], count).tolist(),
+    }))  # fmt: skip
+
+
+def test_scheduled_runs_are_counted_and_the_order_of_their_rows_is_no_drift(home: Path) -> None:
+    alarms = []
+    for night in range(18):
+        record_night(home, night, unseen=0.3 if night >= 10 else 0.0)
+        tick(home, 1440 * night + 5)
+        alarms.append(len(read_alerts(home, NAME).open))
+    assert not any(alarms[:10])
+    assert alarms[-1] == 1
+    assert release_state(home)["rows"] == 18 * 4000
+
+
+@pytest.mark.parametrize("source", ["batch", "shadow"])
+def test_only_traffic_is_counted(home: Path, source: str) -> None:
     record(home, range(60), unseen=0.5, source=source)
     record(home, range(60, 62))
     tick(home, 62)
