@@ -53,7 +53,7 @@ GROUPS = {
     **{f"fraud-{role}": (Grant(models=PATTERN, role=role),) for role in ROLES},
     "payments-release": (Grant(models=OTHER, role="release"),),
 }
-NEEDS = {"start": {"version": "2"}, "rollback": {"version": "1"}}
+NEEDS = {"start": {"version": "2"}} | {kind: {"version": "1"} for kind in ("rollback", "approve", "promote")}
 
 
 class Scene:
