@@ -15,10 +15,12 @@ import oidc_provider_mock
 import pytest
 
 from serin.console.actions import ACTIONS, ON_ALERTS
+from serin.console.app import VIEWS
 from serin.console.state import act_of
 from serin.host.console import ConsoleSettings, OidcSettings, account_secret
 from serin.host.wiring import key_file
 from serin.machine.audit import audit_file
+from serin.machine.leases import lease
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.decide.state import Phase
@@ -29,7 +31,9 @@ from serin.store.artifacts import Release
 from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.experiments import leave_training
+from tests.fakes.gpus import pretend_gpus
 from tests.fakes.live_quality import spec
+from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.fakes.rollout import go_live
 from tests.kit.threads import beside
 from tests.unit.console.conftest import served
@@ -47,11 +51,13 @@ PEOPLE: dict[str, Any] = {
     "case": ["Fraud-Release"],
     "number": 7,
     "two": ["fraud-view", "payments-release"],
+    "all": ["all-view"],
 }
 CAPTURE = "{capture: {share: 1}}"
 GROUPS = {
     **{f"fraud-{role}": (Grant(models=PATTERN, role=role),) for role in ROLES},
     "payments-release": (Grant(models=OTHER, role="release"),),
+    "all-view": (Grant(models="*", role="view"),),
 }
 NEEDS = {"start": {"version": "2"}} | {kind: {"version": "1"} for kind in ("rollback", "approve", "promote")}
 
@@ -68,6 +74,7 @@ class Scene:
         self.url = ""
         self.said = ""  # by the page at the end of the last login
         self.viewer: httpx.Client
+        self.prefect: Server
         self._browsers = ExitStack()
         self.settings = self.with_groups(GROUPS)
 
@@ -119,10 +126,26 @@ def issuer() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def scene(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Three models with two versions, a rollout that runs, an alert and a training; and an alert of the stack."""
+    """Three models with two versions, a rollout that runs, an alert, a training and a GPU each; an alert of the stack,
+    and a Prefect server with runs of two of them."""
     home = tmp_path_factory.mktemp("roles") / "home"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, prefect_at_work() as prefect, ExitStack() as leases:
         patch.setenv("SERIN_HOME", str(home))
+        patch.setenv("PREFECT_API_URL", prefect.url)
+        pretend_gpus(
+            tmp_path_factory.mktemp("gpus"), patch, [f"GPU-{number}" for number, _ in enumerate(MODELS)]
+        )
+        for model in MODELS:
+            leases.enter_context(lease(1, home=home, purpose=f"training of {model}"))
+        prefect.answers = {
+            "GET /health": (200, True),
+            "POST /flows/filter": (200, [{"id": "f", "name": "pipeline"}]),
+            "POST /flow_runs/filter": (200, [flow_run("other-owl", OTHER), flow_run("own-owl", OWN)]),
+            "POST /logs/filter": (
+                200,
+                [{"timestamp": "2026-11-15T10:00:00", "message": "a line of its log"}],
+            ),
+        }
         store = Store(str(home / "store"))
         for model in MODELS:
             for bias in (0.0, 0.1):
@@ -131,7 +154,13 @@ def scene(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sce
             leave_training(home, model=model)
         for model in (*MODELS, ""):
             fire(home, model)
-        yield from running(Scene(home, issuer))
+        made = Scene(home, issuer)
+        made.prefect = prefect
+        yield from running(made)
+
+
+def flow_run(name: str, *tags: str) -> dict[str, Any]:
+    return {**FAILED_RUN, "name": name, "tags": ["serin", *tags]}
 
 
 def running(scene: Scene) -> Iterator[Scene]:
@@ -217,11 +246,19 @@ def test_each_cell_of_the_table_is_what_the_console_does(scene: Scene, role: Rol
             assert line.get("subject", "") == (role if way == "person" else "")
 
 
-PAGES = [
-    "/models/{}", "/models/{}/rollout", "/models/{}/traffic", "/models/{}/drift", "/models/{}/quality",
-    "/models/{}/captures", "/models/{}/request", "/models/{}/history.json?what=latency", "/live/models/{}/rollout",
-]  # fmt: skip
-LISTS = ["/", "/rollouts", "/alerts", "/runs", "/experiments", "/experiments/searches", "/gpus"]
+PAGES = [view.path.replace("{model}", "{}") for view in VIEWS if "{model}" in view.path]
+REFUSED = [
+    *PAGES,
+    *(f"/live{view.path.replace('{model}', '{}')}" for view in VIEWS if "{model}" in view.path and view.live),
+    "/models/{}/history.json?what=latency",
+]
+OF_RUNS = [view.path.replace("{run}", "{}") for view in VIEWS if "{run}" in view.path]
+LISTS = [view.path for view in VIEWS if "{" not in view.path]
+
+
+def test_each_view_is_of_a_model_or_of_a_run_or_a_list() -> None:
+    """So that these tests open every one that there is."""
+    assert len(PAGES) + len(OF_RUNS) + len(LISTS) == len(VIEWS)
 
 
 def test_a_person_sees_their_models_and_no_name_of_another(scene: Scene) -> None:
@@ -232,14 +269,19 @@ def test_a_person_sees_their_models_and_no_name_of_another(scene: Scene) -> None
     ).unlink()  # the stand-in's lines are for experiments alone
     shown = {path: person.get(path) for path in LISTS}
     assert {each.status_code for each in shown.values()} == {200}
-    for path in ("/", "/rollouts", "/alerts", "/runs", "/experiments"):
+    for path in ("/", "/rollouts", "/alerts", "/runs", "/experiments", "/gpus"):
         assert OWN in shown[path].text, path
-    hidden = (NEAR, OTHER, runs[NEAR], runs[OTHER])
+    assert "own-owl" in shown["/runs"].text
+    hidden = (NEAR, OTHER, runs[NEAR], runs[OTHER], "other-owl")
     assert [(path, name) for path, page in shown.items() for name in hidden if name in page.text] == []
     assert "trouble of all" in shown["/alerts"].text, "what is of no model is for all who may read anything"
     compared = person.get("/experiments/compare", params={"run": [runs[OWN], runs[NEAR]]}).text
     assert f"/models/{NEAR}" not in compared
-    for path in (f"/runs/{runs[NEAR]}", f"/experiments/compare?run={runs[NEAR]}"):
+    for path in (
+        *(each.format(runs[NEAR]) for each in OF_RUNS),
+        f"/experiments/compare?run={runs[NEAR]}",
+        "/runs/other-owl",
+    ):
         answer = person.get(path)
         assert answer.status_code == 404
         assert runs[OTHER] not in answer.text
@@ -250,7 +292,7 @@ def test_a_person_sees_their_models_and_no_name_of_another(scene: Scene) -> None
     [NEAR, OTHER, "Fraud-eu", "FRAUD-EU", "frau%64ulent", "p%61yments", "nothing", "fraud", "%66raud"],
 )
 def test_a_page_of_another_model_is_refused_whether_there_is_one_or_not(scene: Scene, model: str) -> None:
-    for path in PAGES:
+    for path in REFUSED:
         answer = scene.viewer.get(path.format(model))
         assert (path, answer.status_code) == (path, 403)
         assert "you have no role for" in answer.text
@@ -263,8 +305,20 @@ def test_a_path_that_leads_to_another_model_shows_none(scene: Scene, path: str) 
     assert "version 1" not in answer.text
 
 
+def test_the_log_of_a_run_without_a_model_is_for_those_who_may_view_all(scene: Scene) -> None:
+    runs = scene.prefect.answers["POST /flow_runs/filter"]
+    scene.prefect.answers["POST /flow_runs/filter"] = (200, [flow_run("lone-owl")])
+    try:
+        seen = {name: scene.person(name).get("/runs/lone-owl") for name in ("view", "all")}
+    finally:
+        scene.prefect.answers["POST /flow_runs/filter"] = runs
+    assert {each.status_code for each in seen.values()} == {200}
+    for text in ("a line of its log", "column &#39;age&#39; is missing"):
+        assert [name for name, page in seen.items() if text in page.text] == ["all"]
+
+
 def test_the_own_pages_are_shown_and_an_encoded_name_is_the_same_one(scene: Scene) -> None:
-    for path in (*PAGES[:-1], "/models/{}/rollout"):
+    for path in PAGES:
         assert scene.viewer.get(path.format("%66raud-eu")).status_code == 200, path
 
 
