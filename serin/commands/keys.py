@@ -71,7 +71,7 @@ def create(
 ) -> None:
     """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
     entry, key = _change(
-        lambda keys: keys.create(name, models=model, role=role, lasts_s=lasts, rate=rate, burst=burst)
+        lambda keys: keys.create(name, models=model or None, role=role, lasts_s=lasts, rate=rate, burst=burst)
     )
     _publish()
     if as_json:
@@ -91,7 +91,7 @@ def list_keys(as_json: Json = False) -> None:
         (
             entry.name,
             entry.state(time.time()),
-            ", ".join(entry.models) if entry.models else "all",
+            "all" if entry.models is None else ", ".join(entry.models) or "none",
             entry.role,
             when(entry.made),
             when(entry.expires) if entry.expires else None,

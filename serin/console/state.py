@@ -156,7 +156,7 @@ class Console:
         found = current_keys(self.home).find(key)
         if found is None or found.role is None or found.state(time.time()) != "good":
             return None
-        access = Access.of(found.models or ("*",), found.role)
+        access = Access.of(("*",) if found.models is None else found.models, found.role)
         return Session(login="key", who=f"key {found.name}", ends=0.0, id="", access=access)
 
     def _access(self, session: Session) -> Access:

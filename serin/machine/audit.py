@@ -30,7 +30,10 @@ def write_act(
     subject: str = "",
 ) -> None:
     """Appends a line. `about`: the model, MODEL:VERSION or whatever else the act is on; `subject`: what a provider
-    calls the person. An act does not fail because its line cannot be written: then the process's log has it."""
+    calls the person. An act does not fail because its line cannot be written: then the process's log has it. Where
+    there is no home, nothing is written."""
+    if not home.is_dir():
+        return
     given = {"who": who, "subject": subject, "act": act, "about": about, "outcome": outcome, "why": why}
     line = {
         "t": round(time.time(), 3),
@@ -38,7 +41,6 @@ def write_act(
     }
     text = json.dumps(line)
     try:
-        home.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(audit_file(home), flags, 0o600)
         try:

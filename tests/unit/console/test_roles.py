@@ -17,6 +17,7 @@ import pytest
 from serin.console.actions import ACTIONS, ON_ALERTS
 from serin.console.app import VIEWS
 from serin.console.state import act_of
+from serin.errors import KeyRefused
 from serin.host.console import ConsoleSettings, OidcSettings, account_secret
 from serin.host.wiring import key_file
 from serin.machine.audit import audit_file
@@ -398,6 +399,18 @@ def test_a_key_without_a_role_and_one_that_is_gone_are_refused(scene: Scene) -> 
         assert (answer.status_code, "has no role" in answer.json()["error"]) == (401, True)
     wrong = httpx.get(f"{scene.url}/alerts", headers={"authorization": "Bearer serin_x"})
     assert wrong.status_code == 401
+
+
+def test_a_key_for_no_model_is_not_one_for_all(scene: Scene) -> None:
+    with pytest.raises(KeyRefused, match="it would be for no model"):
+        key_file(scene.home).create("none", models=[], role="administer")
+    client = scene.key("emptied", "administer", OWN)
+    file = key_file(scene.home).path
+    ring = json.loads(file.read_text())
+    ring["keys"][-1]["models"] = []
+    file.write_text(json.dumps(ring))
+    assert {client.get(path).status_code for path in (f"/models/{OWN}", "/alerts")} == {403}
+    assert attempt(scene, client, "retire", OWN) == 403
 
 
 def test_a_key_does_not_borrow_the_session_of_a_browser(scene: Scene) -> None:
