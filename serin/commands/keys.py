@@ -69,7 +69,10 @@ def create(
     burst: Burst = None,
     as_json: Json = False,
 ) -> None:
-    """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
+    """Create a key and show it once. From the first key on, the gateway refuses clients without one.
+
+    Each key may ask for answers of its models and push their events, whatever its role.
+    """
     entry, key = _change(
         lambda keys: keys.create(name, models=model or None, role=role, lasts_s=lasts, rate=rate, burst=burst)
     )

@@ -49,6 +49,7 @@ REQUESTS, ANSWERS, HOSTS = (f"{PREFIX}/{name}/" for name in ("requests", "answer
 FOLDERS: Final = ("alerts", "history", "labels", "watch")
 _ANSWER_S: Final = 30.0  # a change of the leader takes up to ten seconds
 _POLL_S: Final = 0.2
+_TYPED: Final = validate_call(config={"strict": True})  # makes a call refuse arguments of other types
 _DONE_BY_BOOK: Final = (
     "fire", "resolve", "acknowledge", "silence", "end_silence", "add_receiver", "remove_receiver",
 )  # fmt: skip
@@ -195,7 +196,7 @@ def obey(request: Request, home: Path, objects: Objects) -> Answer:
             given["alert"] = json2value(Alert, given["alert"])
         if request.what not in _DONE_BY_BOOK:
             raise ValueError(f"{request.what!r} is not known to this version")
-        found = validate_call(getattr(book, request.what), config={"strict": True})(**given)
+        found = _TYPED(getattr(book, request.what))(**given)
         return Answer(result=asdict(found) if isinstance(found, AlertRecord | Silence) else None)
     except StoreUnreachable:
         raise

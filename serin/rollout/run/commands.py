@@ -55,8 +55,8 @@ class Command(Document):
 
     `version` with the `edition` of its lookups is what start begins and rollback returns to (None: the one before); of
     others it is the one that must be rolled out now (None: any). `plan` is used by start (None: the default) and by
-    rollback (None: that of the last rollout). `rollout`: the id of the model's newest
-    rollout that whoever asks has seen; the controller refuses the command when another one has begun. None: any.
+    rollback (None: that of the last rollout). `rollout`: the id of the model's newest rollout, as it was seen; the
+    controller refuses the command when another one has begun. None: any.
     """
 
     kind: Kind

@@ -121,6 +121,8 @@ def issuer() -> Iterator[str]:
         for name, groups in PEOPLE.items():
             claims = {"email": f"{name}@example.com", "groups": groups}
             httpx.put(f"{address}/users/{name}", json=claims).raise_for_status()
+        lines = {"email": "ada\n2026-11-19 bob", "groups": ["fraud-view"]}
+        httpx.put(f"{address}/users/lines", json=lines).raise_for_status()
         httpx.put(f"{address}/users/missing", json={"email": "missing@example.com"}).raise_for_status()
         yield address
 
@@ -247,6 +249,20 @@ def test_each_cell_of_the_table_is_what_the_console_does(scene: Scene, role: Rol
             assert line.get("subject", "") == (role if way == "person" else "")
 
 
+@pytest.mark.parametrize("way", ["person", "key"])
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_opens_every_page_of_its_models_and_none_of_others(
+    scene: Scene, role: Role, way: str
+) -> None:
+    client = scene.person(role) if way == "person" else scene.key(f"pages-{role}", role, PATTERN)
+    for model, status in ((OWN, 200), (NEAR, 403), (OTHER, 403)):
+        paths = PAGES if model == OWN else REFUSED
+        assert {path: client.get(path.format(model)).status_code for path in paths} == dict.fromkeys(
+            paths, status
+        )
+    assert {path: client.get(path).status_code for path in LISTS} == dict.fromkeys(LISTS, 200)
+
+
 PAGES = [view.path.replace("{model}", "{}") for view in VIEWS if "{model}" in view.path]
 REFUSED = [
     *PAGES,
@@ -344,6 +360,12 @@ def test_the_claim_may_be_a_list_or_one_text_and_anything_else_names_no_group(
     scene: Scene, name: str, gets_in: bool
 ) -> None:
     assert scene.person(name).get("/alerts").status_code == (200 if gets_in else 303)
+
+
+def test_a_name_of_the_provider_is_one_line(scene: Scene) -> None:
+    assert attempt(scene, scene.person("lines"), "retire", OWN) == 403
+    assert scene.lines()[-1]["who"] == "ada 2026-11-19 bob (fraud-view)"
+    assert "ada 2026-11-19 bob (fraud-view) does not have" in scene.lines()[-1]["outcome"]
 
 
 def test_several_groups_add_up(scene: Scene) -> None:
