@@ -25,10 +25,13 @@ _ABOUT: Final = (
     "tables",
     "folder",
     "pool",
+    "account",
 )
 """The parameters that say what a command is about, the first one first. Others may be secret or personal."""
 _WHY: Final = ("why", "note")
-_TOLD: Final = {*_ABOUT, *_WHY}
+_VALUES: Final = ("role", "model", "check")
+"""The options whose values say what was given to whom. Of others only the names are written."""
+_VIEWS_WITH_LINES: Final = ("captures export",)  # recorded rows leave
 _SHOW_WITHOUT_OPTIONS: Final = ("captures forget", "gc", "trust policy")
 _NEEDS_AN_EMPTY_HOME: Final = "backup restore"
 
@@ -39,35 +42,40 @@ def audit_commands(path: str, command: Any) -> None:
         for name, each in command.commands.items():
             audit_commands(f"{path} {name}", each)
     elif command.callback is not None:
-        defaults = {each.name: each.default for each in command.params if each.param_type_name == "option"}
-        command.callback = _audited(path, command.callback, defaults)
+        options = [each for each in command.params if each.param_type_name == "option"]
+        command.callback = _audited(path, command.callback, options)
 
 
-def _audited(act: str, run: Callable[..., Any], defaults: Mapping[str, Any]) -> Callable[..., Any]:
+def _audited(act: str, run: Callable[..., Any], options: Sequence[Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def run_audited(**given: Any) -> Any:
         from serin.spec.roles import ACTS  # here: `serin --help` does not pay for pydantic
 
-        if ACTS.get(act) not in ("release", "administer"):
+        if ACTS.get(act) not in ("release", "administer") and act not in _VIEWS_WITH_LINES:
             return run(**given)
-        options = [
-            name for name, usual in defaults.items() if _is_given(given[name], usual) and name not in _TOLD
+        told = {_first(given, _ABOUT)[0], *_WHY}
+        written = [
+            words for each in options if each.name not in told for words in _written(each, given[each.name])
         ]
-        with _line(act, given, [f"--{name.replace('_', '-')}" for name in options]):
+        with _line(act, given, written):
             return run(**given)
 
     return run_audited
 
 
-def _is_given(value: Any, usual: Any) -> bool:
-    return bool(
-        value != usual and (value or usual)
-    )  # an option that may be repeated is empty when it is not given
+def _written(option: Any, value: Any) -> list[str]:
+    """Returns an option as it was given, with its values where they may be written; empty: it was not given."""
+    if value == option.default or not (value or option.default):  # one that may be repeated is empty then
+        return []
+    name = option.secondary_opts[0] if value is False and option.secondary_opts else option.opts[0]
+    if option.name not in _VALUES:
+        return [name]
+    return [f"{name} {each}" for each in (value if isinstance(value, list | tuple) else [value])]
 
 
 @contextmanager
 def _line(act: str, given: Mapping[str, Any], options: Sequence[str]) -> Iterator[None]:
-    """`options`: the names of those that were given, without their values."""
+    """`options`: those that were given, as they are written."""
     outcome = "interrupted"
     try:
         yield
@@ -86,14 +94,17 @@ def _line(act: str, given: Mapping[str, Any], options: Sequence[str]) -> Iterato
         if not shows and (act != _NEEDS_AN_EMPTY_HOME or outcome == "done"):
             write_act(
                 environment.home(),
-                who=environment.actor(),
+                who=f"{environment.account()}@{environment.host()}",
                 act=" ".join((act, *options)),
-                about=_first(given, _ABOUT),
+                about=_first(given, _ABOUT)[1],
                 outcome=outcome,
-                why=_first(given, _WHY),
+                why=_first(given, _WHY)[1],
             )
 
 
-def _first(given: Mapping[str, Any], names: tuple[str, ...]) -> str:
-    found = (given.get(name) for name in names)
-    return next((str(each) for each in found if each and not isinstance(each, list | tuple)), "")
+def _first(given: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, str]:
+    """Returns the name and the value of the first of these parameters that has one."""
+    found = ((name, given.get(name)) for name in names)
+    return next(
+        ((name, str(each)) for name, each in found if each and not isinstance(each, list | tuple)), ("", "")
+    )

@@ -69,9 +69,12 @@ def create(
     burst: Burst = None,
     as_json: Json = False,
 ) -> None:
-    """Create a key and show it once. From the first key on, the gateway refuses clients without one."""
+    """Create a key and show it once. From the first key on, the gateway refuses clients without one.
+
+    Each key may ask for answers of its models and push their events, whatever its role.
+    """
     entry, key = _change(
-        lambda keys: keys.create(name, models=model, role=role, lasts_s=lasts, rate=rate, burst=burst)
+        lambda keys: keys.create(name, models=model or None, role=role, lasts_s=lasts, rate=rate, burst=burst)
     )
     _publish()
     if as_json:
@@ -91,7 +94,7 @@ def list_keys(as_json: Json = False) -> None:
         (
             entry.name,
             entry.state(time.time()),
-            ", ".join(entry.models) if entry.models else "all",
+            "all" if entry.models is None else ", ".join(entry.models) or "none",
             entry.role,
             when(entry.made),
             when(entry.expires) if entry.expires else None,

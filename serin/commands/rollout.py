@@ -144,14 +144,10 @@ def status(
     found, failed = _statuses(model), problems(environment.home(), model)
     if as_json:
         show_json([asdict(entry) for entry in found])
-        show_problems(failed)
-        return
-    columns = ("model", "live", "rolling out", "phase", "weight", "since", "why")
-    show_table(
-        columns,
-        [_row(entry) for entry in found],
-        empty="no rollouts yet: `serin rollout start MODEL`",
-    )
+    else:
+        columns = ("model", "live", "rolling out", "phase", "weight", "since", "why")
+        empty = "no rollouts yet: `serin rollout start MODEL`"
+        show_table(columns, [_row(entry) for entry in found], empty=empty)
     show_problems(failed)
 
 
@@ -172,10 +168,11 @@ def watch(model: Model) -> None:
 
 
 def _order(kind: Kind) -> Callable[[str, str], None]:
-    """Make the command that sends an order of this kind."""
+    """Make the command that sends an order of this kind. A version that is named must be the one that is rolled out."""
 
-    def order(model: Model, why: Why = "") -> None:
-        tell_controller(kind, model, why=why)
+    def order(name: ModelVersion, why: Why = "") -> None:
+        model, version = split_version(name)
+        tell_controller(kind, model, None if version is None else open_store().release(name), why=why)
 
     order.__doc__ = _ORDERS[kind]
     return order
@@ -227,7 +224,8 @@ def tell_controller(
     rollouts = find_rollouts()
     if rollouts.log is not None:  # one machine's
         running_stack(environment.home())  # raises NotUp: nobody would answer
-    if kind != "start" and status_of(rollouts, model) is None:
+    now = None if kind == "start" else status_of(rollouts, model)
+    if kind != "start" and now is None:
         raise NotFound(kind="rollout of", name=model, known=rollouts.models())
     command = Command(
         kind=kind,
@@ -237,6 +235,7 @@ def tell_controller(
         by=environment.actor(),
         why=why,
         plan=plan,
+        rollout=now.rollout.id if now and kind in _ORDERS else None,  # another one may begin in the meantime
     )
     answer = rollouts.mailbox.ask(command)
     if not answer.accepted:

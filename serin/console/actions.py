@@ -23,13 +23,15 @@ from serin.console.login import read_signed_form
 from serin.console.state import Console, Session, act_of, check_sees
 from serin.console.views.models import known_model
 from serin.errors import SerinError
-from serin.machine.audit import write_act
+from serin.formats.policy import read_policy
+from serin.machine.audit import one_line, write_act
 from serin.monitoring.alerts.alert import AlertRecord
 from serin.monitoring.alerts.book import read_alerts
 from serin.pipeline.roll_out import stored_plan
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.commands import Answer, Command, Kind
 from serin.rollout.run.status import ModelStatus, status_of
+from serin.spec.names import is_model_name
 from serin.spec.roles import ACTS
 from serin.store.artifacts import Release, parse_label
 from serin.store.store import Store
@@ -68,6 +70,10 @@ ACTIONS: Final[dict[Kind, Action]] = {
     "rollback": Action("Roll back", _ROLL_BACK, running=False, drastic=True, choice="Return to"),
     "retire": Action("Retire", _RETIRE, running=False, drastic=True),
 }
+_APPROVES: Final = (
+    "approve",
+    "promote",
+)  # they give traffic: to the rollout that was seen, and to no other one
 ON_ALERTS: Final = {"acknowledge": "alerts ack", "silence": "alerts silence"}
 
 
@@ -78,7 +84,7 @@ class Actions:
     async def ask_rollout(self, request: Request) -> Response:
         """Shows what is about to be done, and asks for a confirmation."""
         session = await self._console.required_session(request)
-        model, kind = request.path_params["model"], _kind(request)
+        model, kind = _model(request), _kind(request)
         _check_may(session, act_of(kind), model)
         state = await run_in_threadpool(self._state, model, kind)
         versions = await run_in_threadpool(_versions, model, state) if ACTIONS[kind].choice else []
@@ -98,29 +104,33 @@ class Actions:
     async def do_rollout(self, request: Request) -> Response:
         """Gives the command to the controller, whose journal records it with the person's name."""
         session = await self._console.required_session(request)
-        model, kind = request.path_params["model"], _kind(request)
+        model, kind = _model(request), _kind(request)
         async with self._audited(session, act_of(kind), model) as line:
             _check_may(session, act_of(kind), model)
             fields = await read_signed_form(self._console, request, session)
             line["why"], label = _reason(fields), fields.get("version", "")
             line["about"] = f"{model}:{label}" if label else model
-            answer = await run_in_threadpool(self._give, session, model, kind, fields)
+            answer = await run_in_threadpool(self._give, session, model, kind, line["why"], fields)
         self._console.forget()
         if session.is_key:
             return JSONResponse({"reason": answer.reason, "rollout": answer.rollout})
         return RedirectResponse(f"/models/{model}/rollout?done={kind}", 303)
 
-    def _give(self, session: Session, model: str, kind: Kind, fields: Mapping[str, str]) -> Answer:
+    def _give(self, session: Session, model: str, kind: Kind, why: str, fields: Mapping[str, str]) -> Answer:
         """Raises HTTPException for what cannot be asked for, and for what the controller refuses."""
-        state, why = self._state(model, kind), _reason(fields)
+        state, label = self._state(model, kind), fields.get("version", "")
         shown = fields.get("rollout", "" if session.is_key else "none")
         if shown and shown != (state.rollout.id if state else ""):
             raise HTTPException(409, "another rollout has started since you opened this page; look again")
+        if kind in _APPROVES and not (shown or label):
+            raise HTTPException(400, f"{kind} needs the version that you have seen, such as version=7")
         if ACTIONS[kind].drastic and not why:
             raise HTTPException(
                 400, f"{ACTIONS[kind].label} needs a reason for the journal; go back and give one"
             )
-        release = _release(model, kind, fields.get("version", ""))
+        release = _release(model, kind, label)
+        if state is not None:
+            self._check_another_approves(session, state, kind, release)
         command = Command(
             kind=kind,
             model=model,
@@ -131,6 +141,7 @@ class Actions:
             plan=stored_plan(Store.open().bundle(model, release.label))
             if kind == "start" and release
             else None,
+            rollout=state.rollout.id if state else None,
         )
         try:
             answer = find_rollouts(self._console.home).mailbox.ask(command)
@@ -139,6 +150,25 @@ class Actions:
         if not answer.accepted:
             raise HTTPException(409, f"the controller refused: {answer.reason}")
         return answer
+
+    def _check_another_approves(
+        self, session: Session, state: ModelStatus, kind: Kind, release: Release | None
+    ) -> None:
+        """Where the store's policy asks for approvals, nobody gives traffic to what they have started themselves."""
+        returns = kind == "rollback" and release not in (None, state.live_release, state.previous_release)
+        if not (kind in _APPROVES or returns) or not read_policy(Store.open()).approval:
+            return
+        if returns:
+            raise HTTPException(
+                403,
+                "the store's policy asks for approvals: roll that version out, and let somebody approve it",
+            )
+        begun = find_rollouts(self._console.home).decisions(state.name, state.rollout.id)[0].by
+        if _name(begun) == _name(session.who):
+            raise HTTPException(
+                403, f"the store's policy asks for approvals, and {begun} has started this rollout: "
+                f"somebody else must {kind} it"
+            )  # fmt: skip
 
     async def ask_alert(self, request: Request) -> Response:
         session, what = await self._console.required_session(request), _what(request)
@@ -156,14 +186,17 @@ class Actions:
 
     async def do_alert(self, request: Request) -> Response:
         session, what = await self._console.required_session(request), _what(request)
-        async with self._audited(session, ON_ALERTS[what], request.path_params["alert"]) as line:
-            record = await run_in_threadpool(self._open_alert, session, request.path_params["alert"])
+        alert = request.path_params["alert"]
+        async with self._audited(session, ON_ALERTS[what], alert) as line:
+            record = await run_in_threadpool(self._open_alert, session, alert)
             line["about"] = record.alert.key
             _check_may(session, ON_ALERTS[what], record.alert.model)
             fields = await read_signed_form(self._console, request, session)
             line["why"] = _reason(fields)
             try:
-                await run_in_threadpool(self._change_alert, session, what, record.alert.key, fields)
+                await run_in_threadpool(
+                    self._change_alert, session, what, record.alert.key, line["why"], fields.get("hours", "")
+                )
             except SerinError as error:
                 raise HTTPException(409, str(error)) from error
         self._console.forget()
@@ -176,12 +209,12 @@ class Actions:
             raise HTTPException(404, "this alert is not open any more")
         return record
 
-    def _change_alert(self, session: Session, what: str, key: str, fields: Mapping[str, str]) -> None:
-        book, note, now = find_book(self._console.home), _reason(fields), time.time()
+    def _change_alert(self, session: Session, what: str, key: str, note: str, hours: str) -> None:
+        book, now = find_book(self._console.home), time.time()
         if what == "acknowledge":
             book.acknowledge(key, by=session.who, note=note, now=now)
             return
-        until = now + _SILENCES.get(fields.get("hours", ""), _SILENCES["1"])
+        until = now + _SILENCES.get(hours, _SILENCES["1"])
         book.silence(pattern=glob.escape(key), until=until, by=session.who, why=note, now=now)
 
     @asynccontextmanager
@@ -201,7 +234,7 @@ class Actions:
             line["outcome"] = f"refused: {error.detail}"
             raise
         finally:
-            log.info("%s: %s %s: %s", session.who, act, line["about"], line["outcome"])
+            log.info("%s", one_line(f"{session.who}: {act} {line['about']}: {line['outcome']}"))
             await run_in_threadpool(write_act, self._console.home, **line)
 
     def _state(self, model: str, kind: Kind) -> ModelStatus | None:
@@ -226,8 +259,8 @@ def _check_may(session: Session, act: str, model: str) -> None:
 
 
 def _release(model: str, kind: Kind, label: str) -> Release | None:
-    """Returns the version that was chosen. Raises HTTPException for what is not one."""
-    if kind not in ("start", "rollback") or (kind == "rollback" and not label):
+    """Returns the version that was named. Raises HTTPException for what is not one."""
+    if kind == "retire" or (kind != "start" and not label):
         return None
     named = parse_label(label)
     if named is None:
@@ -242,6 +275,18 @@ def _reason(fields: Mapping[str, str]) -> str:
             400, f"a reason has at most {_LONGEST_REASON} characters, this one has {len(why)}"
         )
     return why
+
+
+def _name(who: str) -> str:
+    """Returns the name of somebody without the groups or the account that gave a role, which may change."""
+    return who.partition(" (")[0]
+
+
+def _model(request: Request) -> str:
+    model = str(request.path_params["model"])
+    if not is_model_name(model):
+        raise HTTPException(404, "this is not the name of a model")
+    return model
 
 
 def _kind(request: Request) -> Kind:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from anyio import CapacityLimiter, to_thread
 from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -44,6 +45,8 @@ from serin.monitoring.history.read import HistoryPoint, HistoryView, SeriesHisto
 from serin.reports.charts import DAY, NIGHT, SERIES
 
 _MOST_STREAMS: Final = 200
+_SLOW_THREADS: Final = 4  # of each view that is slow ...
+_MOST_WAIT: Final = 8  # ... and requests that wait for one of them
 _QUIET_S: Final = 15.0  # a comment is sent after this time, so that proxies keep the connection
 _ARMS: Final = {"stable": "blue", "candidate": "orange", "baseline": "pale", "pinned": "grey"}
 _WHAT: Final = ("latency", "failures", "requests")
@@ -71,8 +74,8 @@ VIEWS: Final = (
     View(f"{_MODEL}/drift", "drift", "models", "Drift of {model}", monitoring.read_drift_watch, every_s=10.0),
     View(f"{_MODEL}/quality", "quality", "models", "Quality of {model}", monitoring.read_live_quality, every_s=10.0),
     View(f"{_MODEL}/captures", "captures", "models", "Captures of {model}", monitoring.read_recorded, every_s=5.0),
-    View(f"{_MODEL}/request", "request", "models", "A request of {model}", reasons.read_request, every_s=1.0,
-         query=("id", "row"), live=False),
+    View(f"{_MODEL}/request", "request", "models", "A request of {model}", reasons.read_request, every_s=5.0,
+         query=("id", "row"), live=False, slow=True),
 )  # fmt: skip
 
 
@@ -192,6 +195,8 @@ async def _palette(_: Request) -> Response:
 
 
 def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Response]]:
+    own_threads = CapacityLimiter(_SLOW_THREADS) if view.slow else None  # others share those of the server
+
     async def page(request: Request) -> Response:
         session = await console.session(request)
         if session is None and sent_key(request) is None:
@@ -199,7 +204,11 @@ def _page(console: Console, view: View) -> Callable[[Request], Awaitable[Respons
         if session is None:
             raise unknown_visitor(request)
         parameters = view_parameters(view, request)
-        html = await run_in_threadpool(console.fragment, view, parameters, session.access)
+        if own_threads and own_threads.statistics().tasks_waiting >= _MOST_WAIT:
+            raise HTTPException(503, "too many people wait for such pages; try again in a moment")
+        html = await to_thread.run_sync(
+            console.fragment, view, parameters, session.access, limiter=own_threads
+        )
         seen = urlencode({**query_parameters(view, request), "seen": fingerprint(html)})
         done = request.query_params.get("done")
         return console.page(
@@ -291,6 +300,7 @@ def history_data(console: Console) -> Callable[[Request], Awaitable[Response]]:
         what, span = request.query_params.get("what", ""), chosen_span(request.query_params)
         if what not in _WHAT:
             raise HTTPException(404, "there is no such chart")
+        await run_in_threadpool(models.known_model, console.home, model)
         found = await run_in_threadpool(chart_data, console.home, model, what, span)
         return JSONResponse(found)
 

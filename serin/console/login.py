@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from serin.console import oidc
 from serin.console.guard import from_own_page, source_of
 from serin.console.state import Console, Session, csrf_token, new_session, seal, session2cookie, unseal
-from serin.host.console import matching_account, signing_key
+from serin.host.console import OidcSettings, matching_account, signing_key
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class Login:
             provider=self._console.provider_name,
         )
 
-    def _provider(self) -> oidc.OidcSettings:
+    def _provider(self) -> OidcSettings:
         settings = self._console.settings.oidc
         if settings is None:
             raise HTTPException(404, "no OpenID Connect provider is configured")

@@ -16,8 +16,7 @@ import httpx
 import jwt
 
 from serin.host.console import OidcSettings
-
-__all__ = ["Begun", "LoginRefused", "OidcSettings", "Person", "begin", "finish"]
+from serin.machine.audit import one_line
 
 # Those of signatures by the provider's key.
 _ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA")
@@ -78,11 +77,13 @@ def finish(settings: OidcSettings, begun: Begun, code: str, callback: str) -> Pe
     if not hmac.compare_digest(str(claims.get("nonce", "")), begun.nonce):
         raise LoginRefused("the provider's answer belongs to another login")
     names = (name for name in _NAMES if name != "email" or claims.get("email_verified") is not False)
-    who = next(str(claims[name]) for name in names if claims.get(name))[:120]
+    who = one_line(next(str(claims[name]) for name in names if claims.get(name))[:120])
     groups = settings.known(_groups(settings, claims))
     if not groups:
         raise LoginRefused(f"{who} is known to the provider, but has no role here (claim {settings.claim!r})")
-    return Person(who=f"{who} ({', '.join(groups)})", subject=str(claims["sub"])[:255], groups=groups)
+    return Person(
+        who=f"{who} ({', '.join(groups)})", subject=one_line(str(claims["sub"])[:255]), groups=groups
+    )
 
 
 def _groups(settings: OidcSettings, claims: Mapping[str, Any]) -> list[str]:

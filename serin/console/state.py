@@ -33,6 +33,7 @@ from serin.console.views.view import Parameters, Recent, View
 from serin.errors import SerinError
 from serin.host.console import ACCOUNT_ROLES, Account, ConsoleSettings, signing_key
 from serin.host.state import read_stack
+from serin.spec.names import valid_model_name
 from serin.spec.roles import NOTHING, Access
 
 STATIC = Path(__file__).parent / "static"
@@ -155,7 +156,7 @@ class Console:
         found = current_keys(self.home).find(key)
         if found is None or found.role is None or found.state(time.time()) != "good":
             return None
-        access = Access.of(found.models or ("*",), found.role)
+        access = Access.of(("*",) if found.models is None else found.models, found.role)
         return Session(login="key", who=f"key {found.name}", ends=0.0, id="", access=access)
 
     def _access(self, session: Session) -> Access:
@@ -175,8 +176,11 @@ class Console:
 
     def fragment(self, view: View, parameters: Parameters, access: Access) -> str:
         """Returns the view as HTML; it is read and rendered at most once in `view.every_s` for all with this access.
-        Raises HTTPException for a model that they may not view."""
-        check_sees(access, parameters.get("model") if "{model}" in view.path else None)
+        Raises HTTPException for a model that they may not view, and NameInvalid for what cannot be one."""
+        model = parameters["model"] if "{model}" in view.path else None
+        check_sees(access, model)
+        if model is not None:
+            valid_model_name(model)
 
         def render() -> str:
             shown = view.read(self.home, parameters, access)

@@ -30,12 +30,17 @@ def write_act(
     subject: str = "",
 ) -> None:
     """Appends a line. `about`: the model, MODEL:VERSION or whatever else the act is on; `subject`: what a provider
-    calls the person. An act does not fail because its line cannot be written: then the process's log has it."""
+    calls the person. An act does not fail because its line cannot be written: then the process's log has it. Where
+    there is no home, nothing is written."""
+    if not home.is_dir():
+        return
     given = {"who": who, "subject": subject, "act": act, "about": about, "outcome": outcome, "why": why}
-    line = {"t": round(time.time(), 3), **{name: text[:_LONGEST] for name, text in given.items() if text}}
+    line = {
+        "t": round(time.time(), 3),
+        **{name: one_line(text[:_LONGEST]) for name, text in given.items() if text},
+    }
     text = json.dumps(line)
     try:
-        home.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(audit_file(home), flags, 0o600)
         try:
@@ -44,6 +49,11 @@ def write_act(
             os.close(descriptor)
     except OSError as error:
         log.warning("the audit log cannot be written (%s): %s", error.strerror, text)
+
+
+def one_line(text: str) -> str:
+    """Replaces what is not printable: a value that somebody sent must not begin another line of a log."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def audit_file(home: Path) -> Path:

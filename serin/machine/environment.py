@@ -248,8 +248,11 @@ def having(variables: Mapping[str, str]) -> Iterator[None]:
 
 def user() -> str:
     """Returns the name of the acting user, for journals and leases."""
-    if named := os.environ.get("USER") or os.environ.get("LOGNAME"):
-        return named
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or account()
+
+
+def account() -> str:
+    """Returns the name of the account that this process runs as, whatever its variables say."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # as in a container that runs under a number without an account
@@ -257,7 +260,7 @@ def user() -> str:
 
 
 def actor() -> str:
-    """Returns who acts, for journals and the audit log: the user, at this host."""
+    """Returns who acts, for journals: the user, at this host."""
     return f"{user()}@{host()}"
 
 

@@ -192,7 +192,7 @@ def answer_rollout(
         _log.info("the rollout of %s does not wait for approval any more", release.name)
         return
     kind: Kind = "approve" if approve else "abort"
-    command = Command(kind=kind, model=release.model, by=by or environment.actor(), why=why)
+    command = Command(kind=kind, model=release.model, by=by or environment.actor(), why=why, rollout=rollout)
     answer = rollouts.mailbox.ask(command)
     if not answer.accepted:
         raise _refused(command, answer.reason)

@@ -13,7 +13,9 @@ from serin.errors import StoreError
 from serin.host.state import POOLS
 from serin.machine import environment
 from serin.machine.documents import read_if_any
-from serin.prefect.login import find_server
+from serin.prefect.login import PrefectServer, find_server
+from serin.spec.names import is_model_name, split_version
+from serin.store.store import Store
 
 if TYPE_CHECKING:
     from serin.pipeline.experiments import Experiment, Study
@@ -42,12 +44,16 @@ def flow_run_entries(limit: int) -> list[RunEntry]:
     server = find_server(environment.home())
     if server is None:
         return []
-    api, pools = server.api, () if server.is_own else POOLS  # others may use it for other things
-    names = flow_names(api)
+    names = flow_names(server.api)
     return [
         _flow_run_entry(run, names.get(run["flow_id"], "flow"))
-        for run in flow_runs(api, limit=limit, pools=pools)
+        for run in flow_runs(server.api, limit=limit, pools=_pools(server))
     ]
+
+
+def _pools(server: PrefectServer) -> tuple[str, ...]:
+    """Returns the work pools whose runs are shown; none: all. Others may use a shared server for other things."""
+    return () if server.is_own else POOLS
 
 
 def _flow_run_entry(run: dict[str, Any], flow: str) -> RunEntry:
@@ -72,14 +78,21 @@ def _made(run: dict[str, Any], stages: Sequence[Mapping[str, Any]]) -> tuple[str
 
 
 def model_asked_for(run: dict[str, Any]) -> str | None:
-    """A pipeline's run is tagged with its model, and so are its stages' runs; other flows have it as a parameter."""
+    """Returns the model that a run is for; None: it names none for sure.
+
+    A pipeline's run is tagged with its model, and so are its stages' runs; other flows have it as a parameter. Where
+    somebody added other tags, their order says nothing, and it is the tag of a model in the store."""
     parameters = run.get("parameters") or {}
     spec = parameters.get("spec")
     named = spec.get("name") if isinstance(spec, dict) else parameters.get("model") or parameters.get("name")
-    if isinstance(named, str):
-        return named
+    if isinstance(named, str) and is_model_name(model := split_version(named)[0]):
+        return model
     tags = [str(tag) for tag in run.get("tags") or () if tag not in _TAGS_OF_DEPLOYMENTS]
-    return tags[0] if tags else None
+    models = [tag for tag in tags if is_model_name(tag)]
+    if len(models) > 1:
+        store = Store.open()
+        models = [tag for tag in models if store.versions(tag)]
+    return models[0] if len(models) == 1 else None
 
 
 def flow_run_details(name: str) -> dict[str, Any] | None:
@@ -89,7 +102,7 @@ def flow_run_details(name: str) -> dict[str, Any] | None:
     from serin.store.stage_keys import notes
 
     server = find_server(environment.home())
-    found = flow_runs(server.api, limit=1, name=name) if server else []
+    found = flow_runs(server.api, limit=1, name=name, pools=_pools(server)) if server else []
     if server is None or not found:
         return None
     api, run = server.api, found[0]

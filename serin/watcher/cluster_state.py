@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+from pydantic import validate_call
 
 from serin import errors
-from serin.errors import SerinError, WatcherSilent
+from serin.errors import SerinError, StoreUnreachable, WatcherSilent
 from serin.machine import environment
 from serin.machine.typed_json import Document, json2value
 from serin.monitoring.alerts.alert import Alert, AlertRecord, Silence
@@ -37,6 +38,7 @@ from serin.pipeline import labels
 from serin.pipeline.labels import LabelsAdded
 from serin.rollout.run.access import find_cluster
 from serin.rollout.run.commands import new_id
+from serin.spec.names import valid_model_name
 from serin.store.artifacts import Bundle
 from serin.store.mirror import fetch
 from serin.store.objects import Objects
@@ -47,6 +49,7 @@ REQUESTS, ANSWERS, HOSTS = (f"{PREFIX}/{name}/" for name in ("requests", "answer
 FOLDERS: Final = ("alerts", "history", "labels", "watch")
 _ANSWER_S: Final = 30.0  # a change of the leader takes up to ten seconds
 _POLL_S: Final = 0.2
+_TYPED: Final = validate_call(config={"strict": True})  # makes a call refuse arguments of other types
 _DONE_BY_BOOK: Final = (
     "fire", "resolve", "acknowledge", "silence", "end_silence", "add_receiver", "remove_receiver",
 )  # fmt: skip
@@ -180,19 +183,22 @@ def store_labels(bundle: Bundle, table: pa.Table, columns: Columns) -> LabelsAdd
 
 def obey(request: Request, home: Path, objects: Objects) -> Answer:
     """Does what was asked for in the home of the leading watcher. What was done already is not done again. Raises
-    ValueError or TypeError for what this version does not know."""
+    ValueError or TypeError for what this version does not know, or arguments of other types."""
     book, given = HomeBook(home), dict(request.arguments)
     try:
         if request.what == "add_labels":
+            model = valid_model_name(str(given["model"]))
             stored = objects.read(request.labels)
             if stored is not None:
-                take_label_file(home, given["model"], stored.content)
+                take_label_file(home, model, stored.content)
             return Answer()
         if request.what == "fire":
             given["alert"] = json2value(Alert, given["alert"])
         if request.what not in _DONE_BY_BOOK:
             raise ValueError(f"{request.what!r} is not known to this version")
-        found = getattr(book, request.what)(**given)
+        found = _TYPED(getattr(book, request.what))(**given)
         return Answer(result=asdict(found) if isinstance(found, AlertRecord | Silence) else None)
+    except StoreUnreachable:
+        raise
     except SerinError as error:
         return Answer(result=error.fields, refused=type(error).__name__)

@@ -23,6 +23,8 @@ from typing import Any, Final
 from serin.errors import LeadershipLost, SerinError
 from serin.host.wiring import WATCHER
 from serin.machine import environment
+from serin.machine.audit import one_line
+from serin.machine.documents import UNFIT
 from serin.machine.durable import make_private
 from serin.machine.in_memory import write_problems
 from serin.machine.typed_json import Document
@@ -52,6 +54,12 @@ _SHARE: Final = 0.05  # of the time that uploading everything may take
 _LEAST_S: Final = 2.0
 _ANSWERS_S: Final = 600.0
 _OWN_ID: Final = re.compile(r"[0-9]{8}T[0-9A-Za-z-]{1,56}")  # no model's name begins so
+_UNFIT: Final = (
+    *UNFIT,
+    OverflowError,
+    sqlite3.IntegrityError,
+    sqlite3.ProgrammingError,
+)  # what bad requests raise
 _HOUR: Final = "%Y-%m-%dT%H"
 
 
@@ -295,21 +303,27 @@ class RequestsDuty(Duty):
                     self._objects.remove(key)
 
     def _obey(self, key: str, content: bytes) -> None:
+        request: Request | None = None
         try:
-            request = Request.load(content)
-            if key != f"{PREFIX}/requests/{request.name}.json" or not _OWN_ID.fullmatch(request.id):
-                raise ValueError(f"it is {request.name!r}, which differs from its object's name")
+            found = Request.load(content)
+            if key != f"{PREFIX}/requests/{found.name}.json" or not _OWN_ID.fullmatch(found.id):
+                raise ValueError(f"it is {found.name!r}, which differs from its object's name")
+            request = found
             answer = obey(request, self._state, self._objects)
-        except (ValueError, TypeError, KeyError) as error:
-            log.warning("%s cannot be done and is removed: %s", key, error)
-            self._objects.remove(key)
+        except _UNFIT as error:
+            log.warning("%s", one_line(f"{key} cannot be done and is removed: {error}"))
+            self._remove(key, request)
             return
         self._keep()
         self._objects.put(f"{ANSWERS}{request.name}.json", answer.dump())
-        self._objects.remove(key)
-        if request.what == "add_labels":
-            self._objects.remove(request.labels)
+        self._remove(key, request)
         log.info("%s: %s", request.what, answer.refused or "done")
+
+    def _remove(self, key: str, request: Request | None) -> None:
+        """Removes a request, with its labels. `request`: None for what is not one, or not by its own name."""
+        self._objects.remove(key)
+        if request is not None and request.what == "add_labels":
+            self._objects.remove(request.labels)
 
 
 def _name(hour: int) -> str:

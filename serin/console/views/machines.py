@@ -11,6 +11,7 @@ from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
 from serin.host.gpu_use import GpuUse, ServedRelease, read_gpu_use
 from serin.host.state import read_stack
+from serin.machine.leases import Holder
 from serin.prefect.run_entries import (
     RunEntry,
     flow_run_details,
@@ -28,7 +29,21 @@ _MOST_RUNS = 60
 
 def read_gpus(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     del parameters
-    return {"gpus": [replace(each, releases=_seen(each, access)) for each in read_gpu_use(home)]}
+    return {
+        "gpus": [
+            replace(
+                each, releases=_seen(each, access), holders=tuple(_known(h, access) for h in each.holders)
+            )
+            for each in read_gpu_use(home)
+        ]
+    }
+
+
+def _known(holder: Holder, access: Access) -> Holder:
+    """Returns a lease without its purpose where that is of a model that somebody may not view, or of none for sure."""
+    _, named, model = holder.purpose.rpartition(" of ")
+    shown = access.sees_all or (named and access.sees(model))
+    return holder if shown else replace(holder, purpose="")
 
 
 def _seen(gpu: GpuUse, access: Access) -> tuple[ServedRelease, ...]:
@@ -61,6 +76,8 @@ def read_run(home: Path, parameters: Parameters, access: Access) -> dict[str, An
     found = flow or training_details(name)
     if found is None or not access.sees(found["model"]):
         raise NotFound(kind="run", name=name, known=[entry.name for entry in _newest_runs(access)[0]])
+    if not (found["model"] or access.sees_all):  # it may have worked on any
+        found = {**found, "log": [], "message": ""}
     receipts = _receipts(home, found)
     return {
         "run": found,

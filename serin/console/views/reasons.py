@@ -13,20 +13,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
+
 from serin.console.views.models import model_tab
-from serin.console.views.view import Parameters, Recent
+from serin.console.views.view import Parameters
 from serin.reports.charts import Bar, bars
 from serin.spec.roles import Access
 
-_MOST_KEPT: Final = 200
-_KEPT_S: Final = 600.0  # a record and the release that answered it do not change
 _LONGEST_S: Final = 120.0
-_WAIT_S: Final = 60.0  # for another explanation
+_WAIT_S: Final = 2.0  # for another explanation
 _MOST_BARS: Final = 12
 _LONGEST_ID: Final = 300
+_LAST_ROW: Final = 2**31 - 1
 _NICE: Final = 10
 
-_recent = Recent[list[dict[str, Any]]](_MOST_KEPT)
 _one = threading.Lock()  # a model may need much memory
 
 
@@ -36,16 +36,25 @@ class _NotExplained(Exception):
 
 def read_request(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
     del access
-    model, request = parameters["model"], parameters.get("id", "").strip()[:_LONGEST_ID]
-    row = int(text) if (text := parameters.get("row", "0")).isdecimal() else 0
+    model, request = parameters["model"], parameters.get("id", "").strip()
+    row = _row(parameters.get("row") or "0")
+    if len(request) > _LONGEST_ID or not request.isprintable():
+        raise HTTPException(400, f"an id has at most {_LONGEST_ID} characters, all of them printable")
     shown = {**model_tab(home, model, "captures"), "request": request, "row": row, "outputs": [], "why": ""}
     if not request:
         return shown
     try:
-        entries = _recent.get((home, model, request, row), _KEPT_S, lambda: _explain(model, request, row))
+        entries = _explain(model, request, row)
     except _NotExplained as error:
         return {**shown, "why": str(error)}
     return {**shown, "outputs": [_output(entry) for entry in entries]}
+
+
+def _row(text: str) -> int:
+    small = text.isascii() and text.isdecimal() and len(text) <= len(str(_LAST_ROW))
+    if not small or int(text) > _LAST_ROW:
+        raise HTTPException(400, f"a row is an integer from 0 to {_LAST_ROW}")
+    return int(text)
 
 
 def _output(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,9 +62,10 @@ def _output(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explain(model: str, request: str, row: int) -> list[dict[str, Any]]:
-    """One entry for each output. Raises _NotExplained with what the command says."""
+    """One entry for each output. Raises _NotExplained with what the command says, and HTTPException while another
+    answer is being explained."""
     if not _one.acquire(timeout=_WAIT_S):
-        raise _NotExplained("another answer is being explained; try again")
+        raise HTTPException(503, "another answer is being explained; try again in a moment")
     try:
         return _run(["explain", model, f"--id={request}", f"--row={row}", "--json"])
     except subprocess.TimeoutExpired as error:

@@ -24,7 +24,7 @@ class View:
     """`path`: its route; `template`: in templates/views; `section`: the entry of the navigation that is marked; `read`:
     returns what the template shows, from the stack's home and the parameters of the path and of `query`, of what
     somebody may view; `every_s`: how long the result is used, for all who may view the same; `live`: it is read again
-    as long as somebody looks."""
+    as long as somebody looks; `slow`: it takes long, and must not hold up other pages."""
 
     path: str
     template: str
@@ -34,6 +34,7 @@ class View:
     every_s: float = 2.0
     query: tuple[str, ...] = ()  # parameters that may follow the path
     live: bool = True
+    slow: bool = False
 
 
 def query_parameters(view: View, request: Request) -> dict[str, str]:

@@ -154,15 +154,18 @@ class AlertBook:
         """Records that somebody looks after an open alert. Returns the alert as it was before.
 
         One that is acknowledged already changes only when there is a new note; the journal keeps the earlier one.
-        Raises AlertRefused when no alert with this key is open.
+        Raises AlertRefused when no alert with this key is open; it names those of the same model alone.
         """
         with self._file.changing() as book:
             row = _open(book, key)
             if row is None:
-                known = [
+                opened = [
                     each["key"] for each in book.execute("SELECT key FROM alerts WHERE resolved IS NULL")
                 ]
-                raise AlertRefused(key=key, known=known)
+                model = key.partition("/")[0]
+                raise AlertRefused(
+                    key=key, known=[each for each in opened if each.partition("/")[0] == model]
+                )
             before = record_of(row, book_id(book), silences_in(book), now)
             if before.acknowledged is not None and not note:
                 return before

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from typing import IO, Any, Final, Protocol
 
 from serin.errors import ExtraMissing, ReceiverRefused, SerinError
+from serin.machine.audit import one_line
 from serin.monitoring.alerts.alert import Alert, AlertRecord
 from serin.monitoring.alerts.outbox import Message, Outbox
 from serin.monitoring.alerts.receivers import Receiver
@@ -188,15 +189,10 @@ class LogChannel:
         alert = message.record.alert
         if message.event == "fired":
             _alert_log.warning(
-                "%s", _one_line(f"ALERT {alert.severity} {alert.key}: {alert.title}. {alert.text}")
+                "%s", one_line(f"ALERT {alert.severity} {alert.key}: {alert.title}. {alert.text}")
             )
         else:
-            _alert_log.info("%s", _one_line(f"{message.record.ended} {alert.key}: {alert.title}"))
-
-
-def _one_line(text: str) -> str:
-    """Values that clients sent may be part of a text: they must not begin another line of the log."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+            _alert_log.info("%s", one_line(f"{message.record.ended} {alert.key}: {alert.title}"))
 
 
 class WebhookChannel:

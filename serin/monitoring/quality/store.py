@@ -43,6 +43,7 @@ the arrival (both in microseconds since 1970), and whether the label named no ro
 
 _META: Final = b"serin.labels"
 _DAY_US: Final = 86_400_000_000
+_LAST: Final = 10**17  # microseconds since 1970: the names of files have so many digits
 _FILE: Final = re.compile(r"\d{17}-[0-9a-f]{6}\.parquet")
 
 
@@ -114,20 +115,39 @@ def _write_labels(
 
 
 def take_label_file(home: Path, model: str, content: bytes) -> None:
-    """Stores a file of labels that another machine wrote; one that is there already is not stored again."""
+    """Stores a file of labels that another machine wrote; one that is there already is not stored again. Raises
+    ValueError for anything else."""
+    arrived = _arrival(content)
     with following(home, model):
         make_private(home / "labels")
         folder = make_private(labels_folder(home, model))
         scratch = folder / f".taken-{secrets.token_hex(6)}"
-        write_whole(scratch, content)
-        taken, files = described(scratch), label_files(home, model)
-        if files and files[-1].digest == taken.digest:
-            scratch.unlink()
-            return
-        arrived = pq.read_table(scratch, columns=[ARRIVED]).column(ARRIVED)[0].as_py()
-        moment = max(arrived, _moment(files[-1].sequence) + 1 if files else 0)
-        scratch.rename(folder / f"{moment:017d}-{secrets.token_hex(3)}.parquet")
-        sync(folder)
+        try:
+            write_whole(scratch, content)
+            taken, files = described(scratch), label_files(home, model)
+            if files and files[-1].digest == taken.digest:
+                return
+            moment = max(arrived, _moment(files[-1].sequence) + 1 if files else 0)
+            scratch.rename(folder / f"{moment:017d}-{secrets.token_hex(3)}.parquet")
+            sync(folder)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+def _arrival(content: bytes) -> int:
+    """Returns when the labels of a file arrived. Raises ValueError for what is not one: Arrow raises many errors,
+    also OSError."""
+    try:
+        with pq.ParquetFile(pa.BufferReader(content)) as file:
+            missing = {KEY, LABEL, WHEN, ARRIVED, ONLY_ROW} - set(file.schema_arrow.names)
+            if missing or _META not in (file.metadata.metadata or {}):
+                raise ValueError(f"no columns {sorted(missing)}" if missing else "no description")
+            arrived = file.read([ARRIVED]).column(ARRIVED)[0].as_py()
+    except (pa.ArrowException, OSError, IndexError, ValueError) as error:
+        raise ValueError(f"this is not a file of labels: {error}") from error
+    if type(arrived) is not int or not 0 <= arrived < _LAST:
+        raise ValueError(f"{arrived!r} is not when labels arrived")
+    return arrived
 
 
 def label_files(home: Path, model: str, *, after: str = "") -> list[LabelFile]:

@@ -14,6 +14,9 @@ from serin.store.artifacts import Release
 
 def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
     """Returns the state after `command`. `now` is the model's newest rollout, done or not; None: it never had one."""
+    if command.rollout is not None and (now is None or now.id != command.rollout):
+        another = f", of version {now.candidate.label}" if now else ""
+        raise _refused(command, f"another rollout has begun since{another}; look at it and ask again")
     match command.kind:
         case "start":
             if command.release is None:
@@ -26,6 +29,8 @@ def apply_command(now: Rollout | None, command: Command, t: float) -> Rollout:
         case "pause" | "resume" | "approve" | "promote" | "abort":
             if now is None or now.phase.final:
                 raise _refused(command, "no rollout is running")
+            if command.release not in (None, now.candidate):
+                raise _refused(command, f"the rollout that runs is of version {now.candidate.label}")
             return _change(now, command, t)
         case _ as never:
             assert_never(never)

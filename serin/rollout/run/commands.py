@@ -18,11 +18,12 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, Self
 
 from serin.errors import ControllerSilent, SerinError
+from serin.machine.audit import one_line
 from serin.machine.documents import parse_json
 from serin.machine.typed_json import Document, checked, json2value, value2json
 from serin.rollout.decide.plan import StoredPlan
@@ -52,8 +53,10 @@ def new_id() -> str:
 class Command(Document):
     """A command for the controller.
 
-    `version` with the `edition` of its lookups is used by start, and by rollback (None: the one before); `plan` by
-    start (None: the default) and by rollback (None: that of the last rollout).
+    `version` with the `edition` of its lookups is what start begins and rollback returns to (None: the one before); of
+    others it is the one that must be rolled out now (None: any). `plan` is used by start (None: the default) and by
+    rollback (None: that of the last rollout). `rollout`: the id of the model's newest rollout, as it was seen; the
+    controller refuses the command when another one has begun. None: any.
     """
 
     kind: Kind
@@ -63,6 +66,7 @@ class Command(Document):
     edition: int = 1
     why: str = ""
     plan: StoredPlan | None = None
+    rollout: str | None = None
     id: str = field(default_factory=new_id)
 
     @property
@@ -87,7 +91,9 @@ class Command(Document):
     def to_json(self) -> dict[str, Any]:
         fields = value2json(self)
         if self.edition == 1:
-            del fields["edition"]  # as commands were before there were editions
+            del fields["edition"]  # as commands were before there were editions ...
+        if self.rollout is None:
+            del fields["rollout"]  # ... and before they named what was seen
         return {"format": _FORM, "version": 1, "release": fields.pop("version"), **fields}
 
     @classmethod
@@ -101,7 +107,7 @@ class Command(Document):
         valid_model_name(command.model)
         if command.edition < 1:
             raise ValueError(f"{command.edition!r} is not the number of an edition")
-        return command
+        return replace(command, by=one_line(command.by), why=one_line(command.why))  # they reach logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

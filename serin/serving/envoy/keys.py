@@ -161,6 +161,8 @@ class KeyFile:
             raise KeyRefused(name=name, reason=str(error)) from error
         if burst is not None and limit is None:
             raise KeyRefused(name=name, reason="a burst needs a rate, such as 100/s")
+        if models is not None and not models:
+            raise KeyRefused(name=name, reason="it would be for no model; name one, or leave it out for all")
         key = PREFIX + secrets.token_urlsafe(32)
         with self._changing(even_lost=True) as ring:
             if any(entry.name == name for entry in ring.keys):
@@ -170,7 +172,7 @@ class KeyFile:
                     {
                         "name": name,
                         "sha256": _digest(key),
-                        "models": tuple(dict.fromkeys(models)) if models else None,
+                        "models": tuple(dict.fromkeys(models)) if models is not None else None,
                         "role": role,
                         "made": now,
                         "expires": None if lasts_s is None else now + lasts_s,

@@ -1,17 +1,24 @@
 """What an operator does reaches the controller and its journal; what others try does not."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from serin.formats.policy import Policy, write_policy
+from serin.host.wiring import key_file
+from serin.machine.audit import audit_file
 from serin.monitoring.alerts.book import read_alerts
 from serin.rollout.decide.plan import Plan
 from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.status import ModelStatus, history, model_status
+from serin.spec.roles import Role
+from serin.store.store import Store
 from tests.fakes.rollout import FakeJudge
 from tests.fakes.running_controller import running_controller
 from tests.kit.waiting import until
@@ -151,6 +158,100 @@ def test_what_the_controller_refuses_is_shown_with_its_reason(waiting: Path) -> 
     answer = operator.post(path, operator.form(path))
     assert answer.status_code == 409
     assert "the controller refused" in answer.text
+
+
+def with_key(home: Path, name: str, role: Role = "release") -> Visitor:
+    _, key = key_file(home).create(name, role=role)
+    somebody = visitor(home)
+    somebody.client.headers["authorization"] = f"Bearer {key}"
+    return somebody
+
+
+@pytest.mark.parametrize("kind", ["approve", "promote"])
+@pytest.mark.parametrize(
+    ("seen", "status", "problem"),
+    [
+        ({}, 400, "needs the version that you have seen"),
+        ({"version": "1"}, 409, "the rollout that runs is of version 2"),
+        ({"rollout": "another"}, 409, "another rollout has started"),
+    ],
+)
+def test_a_program_gives_traffic_only_to_the_version_that_it_has_seen(
+    waiting: Path, kind: str, seen: dict[str, str], status: int, problem: str
+) -> None:
+    path = f"/models/{MODEL}/rollout/{kind}"
+    answer = with_key(waiting, f"{kind}-{len(seen)}{status}{problem[:3]}").post(path, {"why": "x", **seen})
+    assert answer.status_code == status
+    assert problem in answer.json()["error"]
+    _nothing_happened(waiting)
+
+
+def test_what_another_began_between_the_page_and_the_command_is_not_promoted(
+    waiting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller compares, so nothing can come between its look and its decision."""
+    seen = replace(
+        model_status(waiting, MODEL), rollout=replace(model_status(waiting, MODEL).rollout, id="old")
+    )
+    monkeypatch.setattr("serin.console.actions.status_of", lambda *_: seen)
+    monkeypatch.setattr("serin.console.views.models.status_of", lambda *_: seen)
+    operator = visitor(waiting).login("operator")
+    path = f"/models/{MODEL}/rollout/promote"
+    answer = operator.post(path, operator.form(path) | {"why": "x"})
+    assert answer.status_code == 409
+    assert "another rollout has begun since, of version 2" in answer.text
+    _nothing_happened(waiting)
+
+
+def test_where_the_policy_asks_for_approvals_nobody_gives_traffic_to_what_they_started(rolling: Path) -> None:
+    write_policy(Store.open(), Policy(approval=True))
+    same, other = visitor(rolling).login("operator", "ann"), visitor(rolling).login("operator", "Ada")
+    path = f"/models/{MODEL}/rollout/promote"
+    refused = same.post(path, same.form(path) | {"why": "mine"})
+    assert refused.status_code == 403
+    assert "ann has started this rollout: somebody else must promote it" in refused.text
+    assert act(same, "approve") == 403
+    _nothing_happened(rolling)
+    assert act(other, "promote", why="agreed") == 303
+    _until(rolling, lambda state: state.live == 2 and not state.rollout.running)
+    refused = other.post(
+        f"/models/{MODEL}/rollout/rollback",
+        other.form(path.replace("promote", "rollback")) | {"why": "x", "version": "3"},
+    )
+    assert refused.status_code == 403
+    assert "roll that version out, and let somebody approve it" in refused.text
+    assert act(other, "rollback", version="1", why="it was live before") == 303
+
+
+@pytest.mark.parametrize(
+    "model", ["fli%0Aghts", "flights%0A2026-01-01 operator: retire", "Flights", "%1b[2J"]
+)
+def test_a_name_that_no_model_has_reaches_no_log(
+    waiting: Path, caplog: pytest.LogCaptureFixture, model: str
+) -> None:
+    operator = visitor(waiting).login("operator")
+    before = audit_file(waiting).read_text() if audit_file(waiting).exists() else ""
+    with caplog.at_level("INFO", "serin.console.actions"):
+        for answer in (
+            operator.get(f"/models/{model}/rollout/abort"),
+            operator.post(f"/models/{model}/rollout/abort", {"why": "x"}),
+        ):
+            assert answer.status_code == 404
+    assert caplog.messages == []
+    assert (audit_file(waiting).read_text() if audit_file(waiting).exists() else "") == before
+
+
+def test_what_somebody_writes_is_one_line_of_the_logs(
+    waiting: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    operator = visitor(waiting).login("operator", "Ada")
+    with caplog.at_level("INFO", "serin.console.actions"):
+        operator.post("/alerts/x%0Ay%1b/silence", {"why": "x"})
+        operator.post(ABORT, {"why": "a\r\nb", "version": "1\n2"})
+    assert len(caplog.messages) == 2
+    assert all(each.isprintable() for each in caplog.messages)
+    lines = [json.loads(each) for each in audit_file(waiting).read_text().splitlines()[-2:]]
+    assert all(value.isprintable() for line in lines for value in line.values() if isinstance(value, str))
 
 
 def test_an_action_on_a_rollout_that_has_ended_is_refused(rolling: Path) -> None:

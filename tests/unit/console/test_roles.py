@@ -15,10 +15,13 @@ import oidc_provider_mock
 import pytest
 
 from serin.console.actions import ACTIONS, ON_ALERTS
+from serin.console.app import VIEWS
 from serin.console.state import act_of
+from serin.errors import KeyRefused
 from serin.host.console import ConsoleSettings, OidcSettings, account_secret
 from serin.host.wiring import key_file
 from serin.machine.audit import audit_file
+from serin.machine.leases import lease
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook, read_alerts
 from serin.rollout.decide.state import Phase
@@ -29,7 +32,9 @@ from serin.store.artifacts import Release
 from serin.store.home_objects import HomeObjects
 from serin.store.store import Store
 from tests.fakes.experiments import leave_training
+from tests.fakes.gpus import pretend_gpus
 from tests.fakes.live_quality import spec
+from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.fakes.rollout import go_live
 from tests.kit.threads import beside
 from tests.unit.console.conftest import served
@@ -47,13 +52,15 @@ PEOPLE: dict[str, Any] = {
     "case": ["Fraud-Release"],
     "number": 7,
     "two": ["fraud-view", "payments-release"],
+    "all": ["all-view"],
 }
 CAPTURE = "{capture: {share: 1}}"
 GROUPS = {
     **{f"fraud-{role}": (Grant(models=PATTERN, role=role),) for role in ROLES},
     "payments-release": (Grant(models=OTHER, role="release"),),
+    "all-view": (Grant(models="*", role="view"),),
 }
-NEEDS = {"start": {"version": "2"}, "rollback": {"version": "1"}}
+NEEDS = {"start": {"version": "2"}} | {kind: {"version": "1"} for kind in ("rollback", "approve", "promote")}
 
 
 class Scene:
@@ -68,6 +75,7 @@ class Scene:
         self.url = ""
         self.said = ""  # by the page at the end of the last login
         self.viewer: httpx.Client
+        self.prefect: Server
         self._browsers = ExitStack()
         self.settings = self.with_groups(GROUPS)
 
@@ -113,16 +121,34 @@ def issuer() -> Iterator[str]:
         for name, groups in PEOPLE.items():
             claims = {"email": f"{name}@example.com", "groups": groups}
             httpx.put(f"{address}/users/{name}", json=claims).raise_for_status()
+        lines = {"email": "ada\n2026-11-19 bob", "groups": ["fraud-view"]}
+        httpx.put(f"{address}/users/lines", json=lines).raise_for_status()
         httpx.put(f"{address}/users/missing", json={"email": "missing@example.com"}).raise_for_status()
         yield address
 
 
 @pytest.fixture(scope="module")
 def scene(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """Three models with two versions, a rollout that runs, an alert and a training; and an alert of the stack."""
+    """Three models with two versions, a rollout that runs, an alert, a training and a GPU each; an alert of the stack,
+    and a Prefect server with runs of two of them."""
     home = tmp_path_factory.mktemp("roles") / "home"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, prefect_at_work() as prefect, ExitStack() as leases:
         patch.setenv("SERIN_HOME", str(home))
+        patch.setenv("PREFECT_API_URL", prefect.url)
+        pretend_gpus(
+            tmp_path_factory.mktemp("gpus"), patch, [f"GPU-{number}" for number, _ in enumerate(MODELS)]
+        )
+        for model in MODELS:
+            leases.enter_context(lease(1, home=home, purpose=f"training of {model}"))
+        prefect.answers = {
+            "GET /health": (200, True),
+            "POST /flows/filter": (200, [{"id": "f", "name": "pipeline"}]),
+            "POST /flow_runs/filter": (200, [flow_run("other-owl", OTHER), flow_run("own-owl", OWN)]),
+            "POST /logs/filter": (
+                200,
+                [{"timestamp": "2026-11-15T10:00:00", "message": "a line of its log"}],
+            ),
+        }
         store = Store(str(home / "store"))
         for model in MODELS:
             for bias in (0.0, 0.1):
@@ -131,7 +157,13 @@ def scene(issuer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sce
             leave_training(home, model=model)
         for model in (*MODELS, ""):
             fire(home, model)
-        yield from running(Scene(home, issuer))
+        made = Scene(home, issuer)
+        made.prefect = prefect
+        yield from running(made)
+
+
+def flow_run(name: str, *tags: str) -> dict[str, Any]:
+    return {**FAILED_RUN, "name": name, "tags": ["serin", *tags]}
 
 
 def running(scene: Scene) -> Iterator[Scene]:
@@ -217,11 +249,33 @@ def test_each_cell_of_the_table_is_what_the_console_does(scene: Scene, role: Rol
             assert line.get("subject", "") == (role if way == "person" else "")
 
 
-PAGES = [
-    "/models/{}", "/models/{}/rollout", "/models/{}/traffic", "/models/{}/drift", "/models/{}/quality",
-    "/models/{}/captures", "/models/{}/request", "/models/{}/history.json?what=latency", "/live/models/{}/rollout",
-]  # fmt: skip
-LISTS = ["/", "/rollouts", "/alerts", "/runs", "/experiments", "/experiments/searches", "/gpus"]
+@pytest.mark.parametrize("way", ["person", "key"])
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_opens_every_page_of_its_models_and_none_of_others(
+    scene: Scene, role: Role, way: str
+) -> None:
+    client = scene.person(role) if way == "person" else scene.key(f"pages-{role}", role, PATTERN)
+    for model, status in ((OWN, 200), (NEAR, 403), (OTHER, 403)):
+        paths = PAGES if model == OWN else REFUSED
+        assert {path: client.get(path.format(model)).status_code for path in paths} == dict.fromkeys(
+            paths, status
+        )
+    assert {path: client.get(path).status_code for path in LISTS} == dict.fromkeys(LISTS, 200)
+
+
+PAGES = [view.path.replace("{model}", "{}") for view in VIEWS if "{model}" in view.path]
+REFUSED = [
+    *PAGES,
+    *(f"/live{view.path.replace('{model}', '{}')}" for view in VIEWS if "{model}" in view.path and view.live),
+    "/models/{}/history.json?what=latency",
+]
+OF_RUNS = [view.path.replace("{run}", "{}") for view in VIEWS if "{run}" in view.path]
+LISTS = [view.path for view in VIEWS if "{" not in view.path]
+
+
+def test_each_view_is_of_a_model_or_of_a_run_or_a_list() -> None:
+    """So that these tests open every one that there is."""
+    assert len(PAGES) + len(OF_RUNS) + len(LISTS) == len(VIEWS)
 
 
 def test_a_person_sees_their_models_and_no_name_of_another(scene: Scene) -> None:
@@ -232,14 +286,19 @@ def test_a_person_sees_their_models_and_no_name_of_another(scene: Scene) -> None
     ).unlink()  # the stand-in's lines are for experiments alone
     shown = {path: person.get(path) for path in LISTS}
     assert {each.status_code for each in shown.values()} == {200}
-    for path in ("/", "/rollouts", "/alerts", "/runs", "/experiments"):
+    for path in ("/", "/rollouts", "/alerts", "/runs", "/experiments", "/gpus"):
         assert OWN in shown[path].text, path
-    hidden = (NEAR, OTHER, runs[NEAR], runs[OTHER])
+    assert "own-owl" in shown["/runs"].text
+    hidden = (NEAR, OTHER, runs[NEAR], runs[OTHER], "other-owl")
     assert [(path, name) for path, page in shown.items() for name in hidden if name in page.text] == []
     assert "trouble of all" in shown["/alerts"].text, "what is of no model is for all who may read anything"
     compared = person.get("/experiments/compare", params={"run": [runs[OWN], runs[NEAR]]}).text
     assert f"/models/{NEAR}" not in compared
-    for path in (f"/runs/{runs[NEAR]}", f"/experiments/compare?run={runs[NEAR]}"):
+    for path in (
+        *(each.format(runs[NEAR]) for each in OF_RUNS),
+        f"/experiments/compare?run={runs[NEAR]}",
+        "/runs/other-owl",
+    ):
         answer = person.get(path)
         assert answer.status_code == 404
         assert runs[OTHER] not in answer.text
@@ -250,7 +309,7 @@ def test_a_person_sees_their_models_and_no_name_of_another(scene: Scene) -> None
     [NEAR, OTHER, "Fraud-eu", "FRAUD-EU", "frau%64ulent", "p%61yments", "nothing", "fraud", "%66raud"],
 )
 def test_a_page_of_another_model_is_refused_whether_there_is_one_or_not(scene: Scene, model: str) -> None:
-    for path in PAGES:
+    for path in REFUSED:
         answer = scene.viewer.get(path.format(model))
         assert (path, answer.status_code) == (path, 403)
         assert "you have no role for" in answer.text
@@ -263,8 +322,20 @@ def test_a_path_that_leads_to_another_model_shows_none(scene: Scene, path: str) 
     assert "version 1" not in answer.text
 
 
+def test_the_log_of_a_run_without_a_model_is_for_those_who_may_view_all(scene: Scene) -> None:
+    runs = scene.prefect.answers["POST /flow_runs/filter"]
+    scene.prefect.answers["POST /flow_runs/filter"] = (200, [flow_run("lone-owl")])
+    try:
+        seen = {name: scene.person(name).get("/runs/lone-owl") for name in ("view", "all")}
+    finally:
+        scene.prefect.answers["POST /flow_runs/filter"] = runs
+    assert {each.status_code for each in seen.values()} == {200}
+    for text in ("a line of its log", "column &#39;age&#39; is missing"):
+        assert [name for name, page in seen.items() if text in page.text] == ["all"]
+
+
 def test_the_own_pages_are_shown_and_an_encoded_name_is_the_same_one(scene: Scene) -> None:
-    for path in (*PAGES[:-1], "/models/{}/rollout"):
+    for path in PAGES:
         assert scene.viewer.get(path.format("%66raud-eu")).status_code == 200, path
 
 
@@ -289,6 +360,12 @@ def test_the_claim_may_be_a_list_or_one_text_and_anything_else_names_no_group(
     scene: Scene, name: str, gets_in: bool
 ) -> None:
     assert scene.person(name).get("/alerts").status_code == (200 if gets_in else 303)
+
+
+def test_a_name_of_the_provider_is_one_line(scene: Scene) -> None:
+    assert attempt(scene, scene.person("lines"), "retire", OWN) == 403
+    assert scene.lines()[-1]["who"] == "ada 2026-11-19 bob (fraud-view)"
+    assert "ada 2026-11-19 bob (fraud-view) does not have" in scene.lines()[-1]["outcome"]
 
 
 def test_several_groups_add_up(scene: Scene) -> None:
@@ -344,6 +421,18 @@ def test_a_key_without_a_role_and_one_that_is_gone_are_refused(scene: Scene) -> 
         assert (answer.status_code, "has no role" in answer.json()["error"]) == (401, True)
     wrong = httpx.get(f"{scene.url}/alerts", headers={"authorization": "Bearer serin_x"})
     assert wrong.status_code == 401
+
+
+def test_a_key_for_no_model_is_not_one_for_all(scene: Scene) -> None:
+    with pytest.raises(KeyRefused, match="it would be for no model"):
+        key_file(scene.home).create("none", models=[], role="administer")
+    client = scene.key("emptied", "administer", OWN)
+    file = key_file(scene.home).path
+    ring = json.loads(file.read_text())
+    ring["keys"][-1]["models"] = []
+    file.write_text(json.dumps(ring))
+    assert {client.get(path).status_code for path in (f"/models/{OWN}", "/alerts")} == {403}
+    assert attempt(scene, client, "retire", OWN) == 403
 
 
 def test_a_key_does_not_borrow_the_session_of_a_browser(scene: Scene) -> None:

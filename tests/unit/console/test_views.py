@@ -3,23 +3,27 @@
 import dataclasses
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from serin.console import app
 from serin.console.app import VIEWS
-from serin.console.views import machines
+from serin.console.views import machines, reasons
 from serin.formats.serving.journal import NOT_PROMISED
 from serin.host.console import account_secret, rotate_secret
 from serin.monitoring.quality.view import ReleaseQuality, read_quality, write_quality
 from serin.monitoring.retrain import RetrainBook
 from serin.prefect.run_entries import RunEntry
+from serin.spec.roles import NOTHING
 from serin.store.store import Store
 from tests.fakes.editions import LIVE, publish_edition
 from tests.fakes.rollout import go_live
@@ -326,3 +330,102 @@ def test_the_charts_data_has_a_column_for_each_line_and_gaps_where_nothing_was_a
         assert all(any(value is not None for value in column) for column in columns)
     assert somebody.get(f"/models/{MODEL}/history.json?what=else").status_code == 404
     assert visitor(full).get(f"/models/{MODEL}/history.json?what=latency").status_code == 401
+
+
+def test_pages_that_take_long_hold_up_no_other_page(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has few threads, and an explanation takes minutes."""
+    begun, may_end, pool = threading.Event(), threading.Event(), ThreadPoolExecutor(60)
+
+    def explain(_: list[str]) -> list[dict[str, Any]]:
+        begun.set()
+        assert may_end.wait(60)
+        return []
+
+    monkeypatch.setattr(reasons, "_run", explain)
+    with (
+        served(full) as url,
+        pool,
+        httpx.Client(base_url=url, headers={"origin": url}, timeout=60) as browser,
+    ):
+        browser.post("/login", data={"secret": account_secret(full, "viewer")})
+        cookies = dict(browser.cookies)
+
+        def ask(number: int) -> httpx.Response:
+            return httpx.get(f"{url}/models/{MODEL}/request?id=r{number}", cookies=cookies, timeout=60)
+
+        try:
+            first = pool.submit(ask, 0)
+            assert begun.wait(60)
+            others = [pool.submit(ask, number) for number in range(1, 60)]
+            assert browser.get("/alerts").status_code == 200
+            answers = [each.result() for each in others]
+            assert not first.done()
+        finally:
+            may_end.set()
+        assert {each.status_code for each in answers} == {503}
+        assert all("try again in a moment" in each.text for each in answers)
+        assert first.result().status_code == 200
+
+
+def test_an_explained_row_is_not_kept_after_it_was_forgotten(
+    full: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`captures forget` does not reach what the console has."""
+    found: list[list[dict[str, Any]]] = [[{"age": 41}], []]
+    monkeypatch.setattr(reasons, "_run", lambda _: found.pop(0))
+    monkeypatch.setattr(reasons, "_output", dict)
+    shown = [reasons.read_request(full, {"model": MODEL, "id": "r1"}, NOTHING)["outputs"] for _ in range(2)]
+    assert shown == [[{"age": 41}], []]
+
+
+ODD = [
+    "a%00b",
+    "a%0Ab",
+    "%F0%9F%92%A9",
+    "%ED%A0%80",
+    "9" * 5000,
+    "2147483648",
+    "-1",
+    "1e9",
+    "%C2%B2",
+    "../..",
+    "",
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: odd[:12])
+def test_no_odd_value_in_an_address_makes_a_page_fail(
+    full: Path, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    monkeypatch.setattr(reasons, "_run", lambda _: [])
+    somebody = visitor(full).login("viewer")
+    paths = [view.path.format(model=odd or "_", run=odd or "_") for view in VIEWS if "{" in view.path]
+    for view in VIEWS:
+        paths += [f"{view.path.format(model=MODEL, run='none')}?{name}={odd}" for name in view.query]
+    assert [path for path in paths if somebody.get(path).status_code >= 500] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("id=a%00b", "an id has at most 300 characters, all of them printable"),
+        (f"id={'a' * 301}", "an id has at most 300 characters"),
+        (f"id=a&row={'9' * 5000}", "a row is an integer from 0 to 2147483647"),
+        ("id=a&row=2147483648", "a row is an integer"),
+        ("id=a&row=x", "a row is an integer"),
+    ],
+)
+def test_a_request_that_cannot_be_one_is_refused_with_a_sentence(
+    full: Path, query: str, problem: str
+) -> None:
+    answer = visitor(full).login("viewer").get(f"/models/{MODEL}/request?{query}")
+    assert answer.status_code == 400
+    assert problem in answer.text
+
+
+@pytest.mark.parametrize("name", ["nothing", "No!", "%2e%2e", "a%00b", "a" * 300])
+def test_every_page_of_a_model_that_is_not_there_is_not_found(full: Path, name: str) -> None:
+    somebody = visitor(full).login("viewer")
+    paths = [view.path.format(model=name) for view in VIEWS if "{model}" in view.path]
+    paths.append(f"/models/{name}/history.json?what=latency")
+    assert [path for path in paths if somebody.get(path).status_code != 404] == []

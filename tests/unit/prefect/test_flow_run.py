@@ -20,12 +20,15 @@ from serin.prefect.flow_run import run_pipeline
 from serin.prefect.follow import RunLog, follow_run, last_line
 from serin.prefect.login import PrefectServer
 from serin.prefect.rest_api import Api
+from serin.prefect.run_entries import model_asked_for
 from serin.spec.load import read_spec
 from serin.store.stage_keys import note
+from serin.store.store import Store
 from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.kit.commands import serin
 from tests.kit.stacks import stack_in
 from tests.logs import heard
+from tests.unit.serving import bundles
 
 LINE = {
     "id": "1", "timestamp": "2026-11-15T10:00:01+00:00", "message": "reading flights.csv", "level": 20,
@@ -453,3 +456,36 @@ def test_a_server_that_is_slow_to_answer_is_asked_again_for_the_same_run(
     assert follow.begin_run(API, "pipeline/placed", {}, tags=[])["id"] == "7"
     assert len(keys) == 3
     assert len(set(keys)) == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "model"),
+    [
+        ({"parameters": {"model": "payments:3"}}, "payments"),
+        ({"parameters": {"name": "payments:live"}}, "payments"),
+        ({"parameters": {"name": "Ann Example"}, "tags": ["flights"]}, "flights"),
+        ({"parameters": {"spec": {"name": "payments"}}, "tags": ["nightly"]}, "payments"),
+        ({"tags": ["serin", "stage", "payments"]}, "payments"),
+        ({"tags": ["nightly", "payments"]}, "payments"),
+        ({"tags": ["payments", "nightly"]}, "payments"),
+        ({"tags": ["payments", "delays"]}, None),
+        ({"tags": ["nightly", "weekly"]}, None),
+        ({"tags": ["Not a model"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_model_of_a_run_is_the_one_that_it_names_for_sure(
+    home: Path, run: dict[str, Any], model: str | None
+) -> None:
+    for name in ("payments", "delays"):
+        bundles.publish(Store.open(), bias=0.0, model=name)
+    assert model_asked_for(run) == model
+
+
+def test_runs_of_others_at_a_shared_server_are_not_shown_by_name(elsewhere: Server) -> None:
+    """They may use it for other things."""
+    for words in (("runs", "list"), ("runs", "show", "brave-owl")):
+        serin(*words)
+    asked = [body for call, body in elsewhere.asked if call == "POST /flow_runs/filter"]
+    assert len(asked) == 2
+    assert {str(body["work_pools"]) for body in asked} == {str({"name": {"any_": ["cpu", "gpu"]}})}

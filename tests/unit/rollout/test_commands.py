@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serin.cluster.agents import extend, place
 from serin.rollout.decide.state import Hold, Phase, Rollout, Verdict
-from serin.rollout.run.commands import Command, new_id
+from serin.rollout.run.commands import Command, Kind, new_id
 from serin.rollout.run.status import ReleaseStatus, history, model_status, status
 from serin.store.artifacts import Release
 from tests.fakes.rollout import FakeFleet
@@ -237,3 +237,39 @@ def test_an_approval_that_is_asked_for_is_not_taken_from_the_inbox_by_any_name(t
         assert "rollouts/approvals/ alone" in answer.reason
     assert list(inbox.iterdir()) == []
     assert waits(scene.controller.rollouts()[0])
+
+
+@pytest.mark.parametrize("kind", ["approve", "promote", "pause", "resume", "abort"])
+def test_a_command_for_the_rollout_that_was_seen_does_not_land_on_the_one_after_it(
+    tmp_path: Path, kind: Kind
+) -> None:
+    scene = Scene(tmp_path, approval=lambda: True)
+    seen = scene.command("start", 1)
+    scene.until_true(waits)
+    scene.command("abort")
+    scene.until(Phase.ROLLED_BACK)
+    scene.command("start", 2)
+    scene.until_true(waits)
+    late = scene.command(kind, rollout=seen)
+    other = scene.command(kind, 1)
+    scene.tick()
+    assert not scene.answer(late).accepted
+    assert "another rollout has begun since, of version 2" in scene.answer(late).reason
+    assert "the rollout that runs is of version 2" in scene.answer(other).reason
+    assert waits(scene.controller.rollouts()[0])
+    scene.command("approve", 2, rollout=scene.controller.rollouts()[0].id)
+    assert scene.until(Phase.PROMOTED).candidate.version == 2
+
+
+def test_a_command_without_what_was_seen_is_read_and_written_as_before() -> None:
+    command = Command(kind="approve", model="flights", by="ann")
+    assert "rollout" not in command.to_json()
+    assert Command.load(command.dump()) == command
+    named = Command(kind="approve", model="flights", by="ann", rollout="r1")
+    assert Command.load(named.dump()) == named
+
+
+def test_what_a_command_says_begins_no_line_of_a_log() -> None:
+    command = Command(kind="pause", model="flights", by="ann\n12:00 bob", why="a\r\x1b[2Jb")
+    found = Command.load(command.dump())
+    assert (found.by, found.why) == ("ann 12:00 bob", "a  [2Jb")

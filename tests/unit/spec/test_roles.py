@@ -37,6 +37,19 @@ def test_the_page_has_the_table_of_the_code() -> None:
     assert listed == ACTS
 
 
+def test_the_page_says_which_acts_are_tried_and_what_enforces_them() -> None:
+    from serin.console.actions import ACTIONS, ON_ALERTS
+    from serin.console.state import act_of
+    from tests.cluster.test_store_rights import TRIED
+
+    text = PAGE.read_text(encoding="utf-8").partition("### What enforces the table")[2]
+    rows = re.findall(r"^\| the (console|rules)[^|]+ \| (.+) \|$", text, re.MULTILINE)
+    assert {by: re.findall(r"`([^`]+)`", acts) for by, acts in rows} == {
+        "console": [*map(act_of, ACTIONS), *ON_ALERTS.values()],
+        "rules": list(TRIED),
+    }
+
+
 @pytest.mark.parametrize(
     ("pattern", "covered", "not_covered"),
     [

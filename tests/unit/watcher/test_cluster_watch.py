@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serin.errors import AlertRefused, LeadershipLost, ReceiverRefused, WatcherSilent
+from serin.errors import AlertRefused, LeadershipLost, ReceiverRefused, StoreUnreachable, WatcherSilent
 from serin.formats.cluster.leader import KEY
 from serin.host.state import Stack, write_stack
 from serin.monitoring.alerts.alert import Alert
@@ -287,3 +288,73 @@ def test_what_a_leader_does_not_know_is_not_accepted_in_silence(
     store.put(f"{PREFIX}/requests/x.json", json.dumps({"format": "another"}).encode())
     RequestsDuty(tmp_path / "led", store, lambda: None).tick(0.0)
     assert store.keys(f"{PREFIX}/requests/") == []
+
+
+HUGE = 10**400
+FOOTER = b"PAR1" + b"x" * 50 + (40).to_bytes(4, "little") + b"PAR1"
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments"),
+    [
+        ("acknowledge", {"by": ["x"], "now": NOW}),
+        ("acknowledge", {"by": "eve", "now": "x"}),
+        ("acknowledge", {"by": "eve", "now": HUGE}),
+        ("acknowledge", {"by": {}, "note": None, "now": None}),
+        ("acknowledge", {"by": "eve", "now": NOW, "colour": "red"}),
+        ("acknowledge", {"by": "eve"}),
+        ("acknowledge", {"by": "\ud800", "now": NOW}),
+        ("add_labels", {"model": "fraud-eu", "content": b"not Parquet"}),
+        ("add_labels", {"model": "fraud-eu", "content": FOOTER}),
+        ("add_labels", {"model": "fraud-eu", "content": b""}),
+    ],
+)
+def test_a_request_that_cannot_be_done_holds_up_none_of_another_model(
+    store: FolderObjects, tmp_path: Path, what: str, arguments: dict[str, object]
+) -> None:
+    """Whoever may write requests for one model must not stop those of others."""
+    state, content = tmp_path / "led", arguments.pop("content", None)
+    for model in ("fraud-eu", "payments"):
+        AlertBook(state).fire(replace(ALERT, key=f"{model}/disk", model=model), NOW)
+    given = arguments if what == "add_labels" else {"key": "fraud-eu/disk", **arguments}
+    bad = Request(what=what, arguments=given)
+    good = Request(what="acknowledge", arguments={"key": "payments/disk", "by": "ann", "now": NOW})
+    for each in (bad, good):
+        store.put(f"{PREFIX}/requests/{each.name}.json", each.dump())
+    if content is not None:
+        store.put(bad.labels, content)
+    RequestsDuty(state, store, lambda: None).tick(0.0)
+    assert store.keys(f"{PREFIX}/requests/") == store.keys(f"{PREFIX}/labels/") == []
+    assert [each.alert.key for each in read_alerts(state).open if each.acknowledged] == ["payments/disk"]
+    assert list(state.rglob(".taken-*")) == []
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), StoreUnreachable(url="s3://x", reason="busy")]
+)
+def test_a_request_waits_while_what_it_needs_is_not_there(
+    store: FolderObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    request = Request(what="add_labels", arguments={"model": "fraud-eu"})
+    store.put(request.labels, b"x")
+    store.put(f"{PREFIX}/requests/{request.name}.json", request.dump())
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cluster_state, "take_label_file", fail)
+    with pytest.raises(type(error)):
+        RequestsDuty(tmp_path / "led", store, lambda: None).tick(0.0)
+    assert len(store.keys(f"{PREFIX}/requests/")) == len(store.keys(f"{PREFIX}/labels/")) == 1
+
+
+def test_an_answer_about_one_model_names_no_alert_of_another(store: FolderObjects, tmp_path: Path) -> None:
+    state = tmp_path / "led"
+    for key in ("fraud-eu/disk", "fraudulent/disk", "payments/disk"):
+        AlertBook(state).fire(replace(ALERT, key=key, model=key.partition("/")[0]), NOW)
+    request = Request(what="acknowledge", arguments={"key": "fraud-eu/no", "by": "eve", "now": NOW})
+    store.put(f"{PREFIX}/requests/{request.name}.json", request.dump())
+    RequestsDuty(state, store, lambda: None).tick(0.0)
+    stored = store.read(f"{PREFIX}/answers/{request.name}.json")
+    assert stored is not None
+    assert json.loads(stored.content)["result"] == {"key": "fraud-eu/no", "known": ["fraud-eu/disk"]}
