@@ -145,6 +145,14 @@ def test_code_of_strangers_runs_without_secrets_and_not_on_the_workers() -> None
     assert read("github.yaml")["permissions"] == {"contents": "read", "pull-requests": "write"}
 
 
+def test_a_request_cannot_cancel_a_rollout_that_waits() -> None:
+    """GitHub cancels what waits in a group of concurrency when something newer begins to wait there."""
+    assert read("github.yaml")["concurrency"] == {
+        "group": "model-${{ github.ref }}",
+        "cancel-in-progress": False,
+    }
+
+
 def sample_of(spec: Path, where: str) -> bytes:
     command = [sys.executable, CI / "sample.py", spec, where]
     return subprocess.run(command, capture_output=True, check=True, timeout=150).stdout
