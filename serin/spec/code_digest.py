@@ -73,10 +73,8 @@ def closure_of_module(name: str) -> Closure:
 def closure_of_files(files: Iterable[Path], roots: Sequence[Path]) -> Closure:
     """`roots`: the folders that imports are looked for in."""
     walk = _Walk(roots)
-    for path in files:
-        walk.add(
-            path.absolute(), next((root for root in roots if path.absolute().is_relative_to(root)), None)
-        )
+    for path in map(Path.absolute, files):
+        walk.add(path, next((root for root in roots if path.is_relative_to(root)), path.parent))
     return walk.finished()
 
 
@@ -141,22 +139,22 @@ class _Walk:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = list(dict.fromkeys(root.absolute() for root in roots))
         self._found = Closure()
-        self._waiting: list[Path] = []
+        self._waiting: list[tuple[Path, Path]] = []  # a file, and the root that it is imported from
         self._listed: dict[Path, frozenset[str]] = {}
 
     def finished(self) -> Closure:
         while self._waiting:
-            path = self._waiting.pop()
+            path, root = self._waiting.pop()
             if path.suffix == ".py":
                 for level, parts in _imports(path):
-                    self.relative(path, level, parts) if level else self.absolute(parts)
+                    self.relative(path, root, level, parts) if level else self.absolute(parts)
         return self._found
 
-    def add(self, path: Path, root: Path | None) -> None:
-        name = str(path.relative_to(root) if root else path.name)
+    def add(self, path: Path, root: Path) -> None:
+        name = str(path.relative_to(root))
         if name not in self._found.files:
             self._found.files[name] = path
-            self._waiting.append(path)
+            self._waiting.append((path, root))
 
     def absolute(self, parts: Sequence[str]) -> None:
         if parts[0] == _OWN:
@@ -168,9 +166,11 @@ class _Walk:
         if not found and parts[0] not in sys.stdlib_module_names:
             self._found.elsewhere.add(parts[0])
 
-    def relative(self, path: Path, level: int, parts: Sequence[str]) -> None:
+    def relative(self, path: Path, root: Path, level: int, parts: Sequence[str]) -> None:
+        """Below the root of the file itself, though another root may contain it, too: names begin there."""
+        if level > len(path.relative_to(root).parts):
+            return  # Python refuses it
         base = path.parents[level - 1]
-        root = next((root for root in self._roots if base.is_relative_to(root)), None)
         for found in (*_hits(base, ["__init__"], self._listed), *_hits(base, parts, self._listed)):
             self.add(found, root)
 

@@ -40,7 +40,8 @@ def written(package: Package) -> dict[str, Any]:
     return yaml.safe_load(package.contents["spec.yaml"])
 
 
-CODE = {"imports/ours/__init__.py", "imports/ours/steps.py", "layers.py", "net.py", "spec.yaml"}
+OURS = {f"imports/ours/{name}.py" for name in ("__init__", "limits", "steps")}
+CODE = {*OURS, "layers.py", "net.py", "spec.yaml"}
 
 
 def test_for_other_machines_code_and_small_files_travel(spec: Path) -> None:
@@ -70,6 +71,17 @@ def test_the_digest_does_not_depend_on_the_folder_nor_on_comments(
     assert packed(other).reference == first
     (other.parent / "layers.py").write_text("def width():\n    return 9\n")
     assert packed(other).reference != first
+
+
+def test_a_root_within_another_one_keeps_its_names(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with PYTHONPATH=src in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    assert set(packed(spec, elsewhere=False).contents) == CODE
+    reference = packed(spec).reference
+    monkeypatch.chdir(spec.parent)
+    assert packed(spec).reference == reference
 
 
 def test_other_files_of_the_folder_never_travel(spec: Path) -> None:
