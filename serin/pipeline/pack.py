@@ -45,9 +45,10 @@ from serin.store.store import Store
 logger = logging.getLogger(__name__)
 
 SPEC: Final = "spec.yaml"
-SECRET = re.compile(
-    r"(?i)(^|/)(\.|id_(rsa|dsa|ecdsa|ed25519)|(credential|secret)s?(\.(json|ya?ml|ini|toml|txt))?$)|"
-    r"\.(pem|key|p12|pfx|jks|kdbx|ppk|env)$"
+_SECRET = re.compile(
+    r"(?i)(^|/)(\.|_netrc$|id_(rsa|dsa|ecdsa|ed25519)|client_secret[^/]*\.json$)|"
+    r"(^|[/._-])((credential|secret)s?(\.(json|ya?ml|ini|toml|txt|csv))?|kubeconfig(\.ya?ml)?)$|"
+    r"_(rsa|dsa|ecdsa|ed25519)$|\.(pem|p8|key|p12|pfx|jks|kdbx|ppk|keytab|env)$"
 )
 _SECRET_LENGTH: Final = 8
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
@@ -206,7 +207,7 @@ class _Packing:
                 self.problems.append(
                     (key, f"{path} has {size / 1e6:,.1f} MB: {most}; {_PUSH}, {_EVERYWHERE}")
                 )
-        elif SECRET.search(name):
+        elif looks_secret(name, path, self.folder):
             self.problems.append((key, f"{path} looks like a secret and is not sent; give it another name"))
         else:
             self._take(key, name, path.read_bytes())
@@ -220,6 +221,14 @@ class _Packing:
             )
         else:
             self.contents[name] = content
+
+
+def looks_secret(name: str, path: Path, folder: Path) -> bool:
+    """Whether a file's name says that it holds secrets: `name`, or that of the file itself when `path` is a link. Of a
+    real place within `folder` the folders count, too."""
+    real, base = _real(path), _real(folder)
+    below = real.relative_to(base).as_posix() if real.is_relative_to(base) else real.name
+    return any(_SECRET.search(each) for each in (name, below))
 
 
 def _real(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """What a run takes along, what stays, and what is refused, by the place of its workers."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from serin.errors import NotFound, SpecError, TablesNeeded
-from serin.pipeline.pack import Package, _secrets, pack_spec
+from serin.pipeline.pack import Package, _secrets, looks_secret, pack_spec
 from serin.pipeline.tables import list_tables, push_tables, remove_tables
 from serin.spec.load import read_spec
 from serin.store.packages import publish_package
@@ -131,6 +132,47 @@ def test_absolute_paths_are_those_of_the_workers(spec: Path) -> None:
     assert written(package)["data"]["tables"] == {"parcels": "/mnt/tables/parcels.parquet"}
 
 
+def test_a_link_to_a_secret_in_the_folder_is_refused(spec: Path) -> None:
+    """Under whatever name: a table, code, or a file in a folder of tables that is pushed."""
+    (spec.parent / ".env.csv").write_text("a\n1\n")
+    (spec.parent / "innocent.csv").symlink_to(".env.csv")
+    (spec.parent / "layers.py").rename(spec.parent / ".layers.py")
+    (spec.parent / "layers.py").symlink_to(".layers.py")
+    limits = spec.parents[1] / "ours" / "limits.py"
+    limits.rename(limits.with_name(".limits.py"))
+    limits.symlink_to(".limits.py")
+    change(spec, "data", tables={"parcels": "innocent.csv"})
+    with pytest.raises(SpecError) as refused:
+        packed(spec)
+    for name in ("innocent.csv", "layers.py", "limits.py"):
+        assert re.search(rf"/{name} looks like a secret and is not sent", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("_netrc", True),
+        ("client_secret.json", True),
+        ("client_secret_4711.apps.googleusercontent.com.json", True),
+        ("keys/aws_credentials", True),
+        ("aws-credentials.csv", True),
+        ("kubeconfig", True),
+        ("prod.kubeconfig.yaml", True),
+        ("deploy_rsa", True),
+        ("x.p8", True),
+        ("http.keytab", True),
+        ("parts/.env", True),
+        ("credit.csv", False),
+        ("keys.parquet", False),
+        ("secretary.csv", False),
+        ("kubeconfig_reader.py", False),
+        ("trips_rsa.csv", False),
+    ],
+)
+def test_secrets_are_known_by_their_names(tmp_path: Path, name: str, secret: bool) -> None:
+    assert looks_secret(name, tmp_path / name, tmp_path) is secret
+
+
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -194,8 +236,9 @@ def test_pushed_tables_are_sent_once_and_have_a_url_by_their_content(
     (folder / "parts").mkdir(parents=True)
     for name in ("trips.csv", "parts/1.csv", ".env", "server.key"):
         (folder / name).write_text("a\n1\n")
+    (folder / "parts" / "link.csv").symlink_to("../.env")
     first = push_tables(folder)
-    assert (first.sent, sorted(first.left_out)) == (True, [".env", "server.key"])
+    assert (first.sent, sorted(first.left_out)) == (True, [".env", "parts/link.csv", "server.key"])
     again = push_tables(folder)
     assert (again.sent, again.urls) == (False, first.urls)
     assert sorted(first.urls) == ["parts", "trips.csv"]
