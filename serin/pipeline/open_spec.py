@@ -27,6 +27,7 @@ from serin.spec.load import (
     spec_file,
     written_spec,
 )
+from serin.spec.names import is_model_name
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import located
 from serin.spec.yaml_file import parse_mapping, read_mapping
@@ -58,10 +59,13 @@ def package_spec(reference: str) -> Mapping[str, Any]:
 
 
 def copy_package(reference: str, target: Path | None = None) -> Path:
-    """Copies the files of a package to a new folder, by default one that is called like its model and digest."""
+    """Copies the files of a package to a new folder, by default one that is called like its model and digest; without
+    a valid name of a model, like its digest."""
     store, digest = Store.open(), reference.removeprefix(REFERENCE)
     source, manifest = fetch_package(store, digest), read_manifest(store, digest)
-    target = target or Path(f"{read_mapping(source / SPEC).get('name')}-{manifest.digest[:12]}")
+    if target is None:
+        name = str(read_mapping(source / SPEC).get("name"))
+        target = Path(f"{name}-{manifest.digest[:12]}" if is_model_name(name) else manifest.digest[:12])
     if target.exists() and any(target.iterdir()):
         raise SpecError(where=str(target), problems=[("--to", "is there already; name a new folder")])
     for name in manifest.files:
