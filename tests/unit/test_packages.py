@@ -282,6 +282,14 @@ def test_an_environment_that_nobody_used_for_long_is_removed(home: Path, index: 
     assert obtain(asks("tiny-numbers")) == made
 
 
+def test_half_an_environment_is_made_again(home: Path, index: Path) -> None:
+    made = obtain(asks("tiny-numbers"))
+    (made / RECORD).unlink()
+    (made / "site-packages" / "tiny_numbers.py").unlink()
+    assert obtain(asks("tiny-numbers")) == made
+    assert (made / "site-packages" / "tiny_numbers.py").is_file()
+
+
 @pytest.fixture
 def in_environment(monkeypatch: pytest.MonkeyPatch) -> Any:
     def enter(spec: EnvironmentSpec) -> None:
