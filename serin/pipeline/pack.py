@@ -60,7 +60,8 @@ Take = Callable[[str, Path], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """`contents`: what travels, by name. `stays`: paths that are read where they are, each with the reason."""
+    """`contents`: what travels, by name. `stays`: paths that are read where they are, and imports
+    that are not sent, each with the reason."""
 
     name: str
     contents: Mapping[str, bytes]
@@ -91,7 +92,9 @@ def pack_spec(written: WrittenSpec, *, elsewhere: bool) -> Package:
     if packing.problems:
         raise SpecError(where=written.where, problems=packing.problems)
     return Package(
-        name=spec.name, contents=dict(sorted(packing.contents.items())), stays=tuple(packing.stays)
+        name=spec.name,
+        contents=dict(sorted(packing.contents.items())),
+        stays=tuple(dict.fromkeys(packing.stays)),
     )
 
 
@@ -193,6 +196,9 @@ class _Packing:
             root = Path(str(path).removesuffix(name))
             inside = root in (self.folder, beside)
             self._take_file(key, path, None if inside else f"{IMPORTS}/{name}")
+        for name in closure.unsent() if self.elsewhere else ():
+            why = "neither in an installed package nor on the path; if it is yours, put its folder on PYTHONPATH"
+            self.stays.append((f"import {name}", why))
 
     def _take_file(self, key: str, path: Path, name: str | None = None) -> None:
         """`name`: in the package, when it is not the one in the spec's folder."""

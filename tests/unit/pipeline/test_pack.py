@@ -2,6 +2,9 @@
 
 import json
 import re
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,34 @@ def test_a_root_within_another_one_keeps_its_names(
     reference = packed(spec).reference
     monkeypatch.chdir(spec.parent)
     assert packed(spec).reference == reference
+
+
+def test_code_that_is_installed_for_editing_travels_and_what_is_nowhere_is_named(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip makes a finder of it; no folder of sys.path has it."""
+    for name, text in {"edited": "from .inner import VALUE\n", "strange": ""}.items():
+        place = tmp_path / "checkout" / "src" / name
+        place.mkdir(parents=True)
+        (place / "__init__.py").write_text(text)
+        (place / "inner.py").write_text("VALUE = 1\n")
+    places = {"edited": "edited", "renamed": "strange"}
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+            file = tmp_path / "checkout" / "src" / places.get(name, "-") / "__init__.py"
+            return spec_from_file_location(name, file) if name in places else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    imports = "import edited, renamed, numpy, json\ntry:\n    import nowhere\nexcept ImportError:\n    ...\n"
+    (spec.parent / "layers.py").write_text(f"{imports}def width():\n    return 8\n")
+    package = packed(spec)
+    edited = {"imports/edited/__init__.py", "imports/edited/inner.py"}
+    assert set(package.contents) == {*CODE, *edited, "parcels.parquet"}
+    assert [path for path, _ in package.stays] == ["import nowhere", "import renamed"]
+    assert "put its folder on PYTHONPATH" in package.stays[0][1]
+    assert set(packed(spec, elsewhere=False).contents) == {*CODE, *edited}
 
 
 def test_other_files_of_the_folder_never_travel(spec: Path) -> None:
