@@ -139,7 +139,7 @@ def _refuse_relative_lock(document: Mapping[str, Any], where: str, why: str) -> 
 
 def _refuse_relative(written: WrittenSpec, why: str) -> None:
     """SpecError for every path that means nothing here."""
-    model, named = written.spec.model, list[tuple[str, str]]()
+    named = list[tuple[str, str]]()
 
     def name(key: str, path: str) -> str:
         named.append((key, path))
@@ -147,11 +147,7 @@ def _refuse_relative(written: WrittenSpec, why: str) -> None:
 
     for table, entry in written.spec.data.tables.items():
         located(entry, partial(name, f"data.tables.{table}"))
-    place = (model.module or "").rpartition(":")[0]
-    own = {"module": place if place.endswith(".py") else None, "script": model.script}
-    for key, path in {**own, "onnx": model.onnx, "golden": model.golden}.items():
-        if path is not None:
-            name(f"model.{key}", path)
+    written.spec.model.located(lambda key, path: name(f"model.{key}", path))
     problems = [(key, f"{path} {why}") for key, path in named if not _is_absolute(path)]
     if problems:
         raise SpecError(where=written.where, problems=problems)

@@ -126,18 +126,15 @@ class _Packing:
         return packed
 
     def _model(self, model: ModelSpec) -> ModelSpec:
-        changes = {}
-        for name, path in (("onnx", model.onnx), ("golden", model.golden)):
-            if path is not None:
-                changes[name] = self._data(f"model.{name}", path, self._take_file)
-        if model.script is not None:
-            changes["script"] = self._path("model.script", model.script, self._take_program)
-        place, _, name = (model.module or "").rpartition(":")
-        if place.endswith(".py"):
-            changes["module"] = f"{self._path('model.module', place, self._take_program)}:{name}"
-        elif place:
+        place = (model.module or "").rpartition(":")[0]
+        if place and not place.endswith(".py"):
             self._take_code("model.module", closure_of_module(place))
-        return model.model_copy(update=changes)
+        return model.located(self._model_file)
+
+    def _model_file(self, key: str, path: str) -> str:
+        if key in ("onnx", "golden"):
+            return self._data(f"model.{key}", path, self._take_file)
+        return self._path(f"model.{key}", path, self._take_program)
 
     def _table(self, name: str, table: TableSource) -> TableSource:
         key = f"data.tables.{name}"
