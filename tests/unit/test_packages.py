@@ -315,35 +315,6 @@ def test_the_environment_is_in_the_keys_of_stages_that_run_own_code(
     assert environment_part(runs_own_code=False) == {}
 
 
-@pytest.mark.parametrize(
-    ("url", "secret"),
-    [
-        ("pkg @ https://bob:hunter2@host/pkg.whl", True),
-        ("pkg @ git+https://oauth2:hunter2@host/pkg.git", True),
-        ("pkg @ git+https://hunter2@host/pkg.git", True),
-        ("pkg @ git+https://hunter2:@host/pkg.git", True),
-        ("pkg @ git+ssh://bob:hunter2@host/pkg.git", True),
-        ("git+https://oauth2:hunter2@host/pkg.git", True),
-        ("pkg @ git+ssh://git@host/pkg.git@v1", False),
-        ("pkg @ https://host/pkg@1.whl", False),
-        ("pkg @ git+https://bob:${TOKEN}@host/pkg.git", False),
-        ("pkg @ git+https://${TOKEN}@host/pkg.git", False),
-    ],
-)
-def test_a_requirement_with_a_password_is_refused_without_showing_it(
-    tmp_path: Path, url: str, secret: bool
-) -> None:
-    if not secret:
-        assert asks(url).requirements == (url,)
-        return
-    spec = write_spec(tmp_path, small_spec(tmp_path, rows=50, environment={"requirements": [url]}))
-    with pytest.raises(
-        SpecError, match=r"holds a password or a token, .* write \$\{NAME\} for it"
-    ) as refused:
-        load_spec(spec)
-    assert "hunter2" not in str(refused.value)
-
-
 def test_uv_reads_a_password_from_a_variable(
     home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
