@@ -362,9 +362,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped
     folder = given.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["SERIN_HOME"] = str(folder / "home")  # for the commands and for serin.Model
+    home = folder / "serin-home"  # is removed before each run: nobody else has a folder of that name
+    os.environ["SERIN_HOME"] = str(home)  # for the commands and for serin.Model
     first = datetime.now(UTC).date() - timedelta(days=HISTORY_DAYS + STREAM_DAYS + 5)
-    story = Story(folder=folder, home=folder / "home", world=World(seed=given.seed, first=first))
+    story = Story(folder=folder, home=home, world=World(seed=given.seed, first=first))
     try:
         tell(story)
     except StoryEnded as error:

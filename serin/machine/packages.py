@@ -2,7 +2,8 @@
 
     <home>/environments/<name>/site-packages      the packages
     <home>/environments/<name>/environment.json   what they were made from, and their versions
-    <home>/environments/<name>.making-*           one that is being made; its folder is renamed when it is complete
+    <home>/environments/<name>.making-*           one that is being made or removed: its folder has the name while it is
+                                                  complete
     <home>/environments/locks/<name>              held by processes that use it or make it
 
 The name follows from what the spec asks for, what is installed here, Python and the platform. uv resolves with every
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 RECORD = "environment.json"
 _ROOT = "environments"
 _PACKAGES = "site-packages"  # by this name it counts as installed, and not as the user's own code
-_MAKING = ".making-"
+MAKING = ".making-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ def obtain(spec: EnvironmentSpec) -> Path:
     hold_until_exit(lock)  # makes the folder of locks
     try:
         if not (folder / RECORD).is_file():
-            with locked(lock.with_name(f"{lock.name}{_MAKING}lock")):
+            with locked(lock.with_name(f"{lock.name}{MAKING}lock")):
                 if not (folder / RECORD).is_file():
                     _make(spec, installed, folder)
         os.utime(folder / RECORD)  # `serin gc` sees when it was used last
@@ -127,7 +128,7 @@ def made(home: Path) -> Iterator[tuple[Path, Path, Path]]:
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name != "locks":
             whole = folder / RECORD
-            lock = root / "locks" / folder.name.partition(_MAKING)[0]
+            lock = root / "locks" / folder.name.partition(MAKING)[0]
             yield folder, lock, whole if whole.is_file() else folder
 
 
@@ -148,10 +149,10 @@ def _installed() -> dict[str, str]:
 def _make(spec: EnvironmentSpec, installed: Mapping[str, str], folder: Path) -> None:
     """Fills a folder and renames it: what a killed process leaves has another name."""
     began, root = time.monotonic(), folder.parent
-    for leftover in root.glob(f"{folder.name}{_MAKING}*"):
+    for leftover in (folder, *root.glob(f"{folder.name}{MAKING}*")):
         shutil.rmtree(leftover, ignore_errors=True)
     logger.info(f"making the environment of {spec}")
-    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}{_MAKING}", dir=root))
+    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}{MAKING}", dir=root))
     try:
         lacking = (
             uv.resolve_lock(Path(spec.lock), installed) if spec.lock else uv.resolve(spec.parsed(), installed)

@@ -259,13 +259,13 @@ def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> 
 
 
 def _check_own_files(spec: PipelineSpec, problems: Problems) -> None:
-    model = spec.model
-    module = (model.module or "").rpartition(":")[0]
-    own = {"module": module if module.endswith(".py") else None, "script": model.script}
-    for key, path in (own | {"onnx": model.onnx, "golden": model.golden}).items():
-        if path is not None and "://" not in path and not Path(path).is_file():
+    def look(key: str, path: str) -> str:
+        if "://" not in path and not Path(path).is_file():
             problem = f"no file at {path}; put it there or correct the path (relative to the spec's file)"
             problems.add(SpecError(where=spec.name, problems=[(f"model.{key}", problem)]))
+        return path
+
+    spec.model.located(look)
 
 
 @contextmanager

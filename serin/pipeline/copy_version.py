@@ -75,7 +75,7 @@ def _copy_files(folder: Path, work: Path, manifest: Manifest, digest: str) -> No
         found, size = hashlib.sha256(), 0
         try:
             with (folder / relative).open("rb") as stream, target.open("wb") as out:
-                while chunk := stream.read(_CHUNK_BYTES):
+                while size <= entry.size and (chunk := stream.read(_CHUNK_BYTES)):  # the rest is not read
                     found.update(chunk)
                     size += out.write(chunk)
         except FileNotFoundError as error:

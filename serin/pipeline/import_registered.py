@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ import yaml
 
 from serin.errors import ExportFailed, SpecError
 from serin.export.take_over import import_bundle
+from serin.formats.external_data import external_tensors, place_of
 from serin.machine import environment
 from serin.machine.documents import UNFIT
 from serin.machine.durable import make_private
@@ -133,7 +134,7 @@ def _run(
     hold_input(home, folder)
     make_private(folder)
     graph, golden = folder / "model.onnx", folder / "golden.npz"
-    shutil.copyfile(fetched.file(str(description["flavors"]["onnx"].get("data", "model.onnx"))), graph)
+    copy_graph(fetched.file, str(description["flavors"]["onnx"].get("data", "model.onnx")), graph, uri)
     if how.golden is None:
         example = _example(uri, fetched, description, _inputs(graph))
         np.savez(golden, **example)  # type: ignore[arg-type]
@@ -143,6 +144,40 @@ def _run(
     spec = load_spec({"name": model, "model": section})
     run_train(spec)
     return run_export(spec).value
+
+
+def copy_graph(fetch: Callable[[str], Path], relative: str, target: Path, uri: str) -> None:
+    """Copies a graph with all of its weights into one file. MLflow stores those from 1 KiB on in a file beside it.
+    `fetch`: of a file in the model."""
+    import onnx
+    from google.protobuf.message import DecodeError
+    from onnx.external_data_helper import load_external_data_for_model
+
+    source, folder = fetch(relative), relative.rpartition("/")[0]
+    try:
+        model = onnx.load_model(str(source), load_external_data=False)
+        locations = {place_of(tensor)["location"] for tensor in external_tensors(model)}
+        if not locations:
+            shutil.copyfile(source, target)
+            return
+        with tempfile.TemporaryDirectory(prefix="serin-weights-", dir=source.parent) as scratch:
+            for location in sorted(locations):
+                _fetch_weights(fetch, folder, location, Path(scratch), uri)
+            load_external_data_for_model(model, scratch)
+        onnx.save_model(model, str(target))
+    except (DecodeError, onnx.checker.ValidationError, RuntimeError, *UNFIT) as error:
+        reason = f"its graph cannot be read, or has more than the 2 GB of one file: {first_line(error)}"
+        raise ExportFailed(what=uri, reason=reason) from error
+
+
+def _fetch_weights(fetch: Callable[[str], Path], folder: str, location: str, scratch: Path, uri: str) -> None:
+    found = None
+    if not location.startswith("/") and not {"", ".", ".."} & set(location.split("/")):
+        found = fetch(f"{folder}/{location}" if folder else location)
+    if found is None or found.is_symlink() or not found.is_file():
+        raise ExportFailed(what=uri, reason=f"its weights at {location!r} are outside of the model")
+    (scratch / location).parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(found, scratch / location)
 
 
 def _inputs(graph: Path) -> list[str]:

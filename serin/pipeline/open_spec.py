@@ -27,6 +27,7 @@ from serin.spec.load import (
     spec_file,
     written_spec,
 )
+from serin.spec.names import is_model_name
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import located
 from serin.spec.yaml_file import parse_mapping, read_mapping
@@ -58,10 +59,13 @@ def package_spec(reference: str) -> Mapping[str, Any]:
 
 
 def copy_package(reference: str, target: Path | None = None) -> Path:
-    """Copies the files of a package to a new folder, by default one that is called like its model and digest."""
+    """Copies the files of a package to a new folder, by default one that is called like its model and digest; without
+    a valid name of a model, like its digest."""
     store, digest = Store.open(), reference.removeprefix(REFERENCE)
     source, manifest = fetch_package(store, digest), read_manifest(store, digest)
-    target = target or Path(f"{read_mapping(source / SPEC).get('name')}-{manifest.digest[:12]}")
+    if target is None:
+        name = str(read_mapping(source / SPEC).get("name"))
+        target = Path(f"{name}-{manifest.digest[:12]}" if is_model_name(name) else manifest.digest[:12])
     if target.exists() and any(target.iterdir()):
         raise SpecError(where=str(target), problems=[("--to", "is there already; name a new folder")])
     for name in manifest.files:
@@ -135,7 +139,7 @@ def _refuse_relative_lock(document: Mapping[str, Any], where: str, why: str) -> 
 
 def _refuse_relative(written: WrittenSpec, why: str) -> None:
     """SpecError for every path that means nothing here."""
-    model, named = written.spec.model, list[tuple[str, str]]()
+    named = list[tuple[str, str]]()
 
     def name(key: str, path: str) -> str:
         named.append((key, path))
@@ -143,11 +147,7 @@ def _refuse_relative(written: WrittenSpec, why: str) -> None:
 
     for table, entry in written.spec.data.tables.items():
         located(entry, partial(name, f"data.tables.{table}"))
-    place = (model.module or "").rpartition(":")[0]
-    own = {"module": place if place.endswith(".py") else None, "script": model.script}
-    for key, path in {**own, "onnx": model.onnx, "golden": model.golden}.items():
-        if path is not None:
-            name(f"model.{key}", path)
+    written.spec.model.located(lambda key, path: name(f"model.{key}", path))
     problems = [(key, f"{path} {why}") for key, path in named if not _is_absolute(path)]
     if problems:
         raise SpecError(where=written.where, problems=problems)

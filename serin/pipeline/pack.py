@@ -45,9 +45,10 @@ from serin.store.store import Store
 logger = logging.getLogger(__name__)
 
 SPEC: Final = "spec.yaml"
-SECRET = re.compile(
-    r"(?i)(^|/)(\.|id_(rsa|dsa|ecdsa|ed25519)|(credential|secret)s?(\.(json|ya?ml|ini|toml|txt))?$)|"
-    r"\.(pem|key|p12|pfx|jks|kdbx|ppk|env)$"
+_SECRET = re.compile(
+    r"(?i)(^|/)(\.|_netrc$|id_(rsa|dsa|ecdsa|ed25519)|client_secret[^/]*\.json$)|"
+    r"(^|[/._-])((credential|secret)s?(\.(json|ya?ml|ini|toml|txt|csv))?|kubeconfig(\.ya?ml)?)$|"
+    r"_(rsa|dsa|ecdsa|ed25519)$|\.(pem|p8|key|p12|pfx|jks|kdbx|ppk|keytab|env)$"
 )
 _SECRET_LENGTH: Final = 8
 _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
@@ -59,7 +60,8 @@ Take = Callable[[str, Path], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """`contents`: what travels, by name. `stays`: paths that are read where they are, each with the reason."""
+    """`contents`: what travels, by name. `stays`: paths that are read where they are, and imports
+    that are not sent, each with the reason."""
 
     name: str
     contents: Mapping[str, bytes]
@@ -90,7 +92,9 @@ def pack_spec(written: WrittenSpec, *, elsewhere: bool) -> Package:
     if packing.problems:
         raise SpecError(where=written.where, problems=packing.problems)
     return Package(
-        name=spec.name, contents=dict(sorted(packing.contents.items())), stays=tuple(packing.stays)
+        name=spec.name,
+        contents=dict(sorted(packing.contents.items())),
+        stays=tuple(dict.fromkeys(packing.stays)),
     )
 
 
@@ -122,18 +126,15 @@ class _Packing:
         return packed
 
     def _model(self, model: ModelSpec) -> ModelSpec:
-        changes = {}
-        for name, path in (("onnx", model.onnx), ("golden", model.golden)):
-            if path is not None:
-                changes[name] = self._data(f"model.{name}", path, self._take_file)
-        if model.script is not None:
-            changes["script"] = self._path("model.script", model.script, self._take_program)
-        place, _, name = (model.module or "").rpartition(":")
-        if place.endswith(".py"):
-            changes["module"] = f"{self._path('model.module', place, self._take_program)}:{name}"
-        elif place:
+        place = (model.module or "").rpartition(":")[0]
+        if place and not place.endswith(".py"):
             self._take_code("model.module", closure_of_module(place))
-        return model.model_copy(update=changes)
+        return model.located(self._model_file)
+
+    def _model_file(self, key: str, path: str) -> str:
+        if key in ("onnx", "golden"):
+            return self._data(f"model.{key}", path, self._take_file)
+        return self._path(f"model.{key}", path, self._take_program)
 
     def _table(self, name: str, table: TableSource) -> TableSource:
         key = f"data.tables.{name}"
@@ -192,6 +193,9 @@ class _Packing:
             root = Path(str(path).removesuffix(name))
             inside = root in (self.folder, beside)
             self._take_file(key, path, None if inside else f"{IMPORTS}/{name}")
+        for name in closure.unsent() if self.elsewhere else ():
+            why = "neither in an installed package nor on the path; if it is yours, put its folder on PYTHONPATH"
+            self.stays.append((f"import {name}", why))
 
     def _take_file(self, key: str, path: Path, name: str | None = None) -> None:
         """`name`: in the package, when it is not the one in the spec's folder."""
@@ -206,7 +210,7 @@ class _Packing:
                 self.problems.append(
                     (key, f"{path} has {size / 1e6:,.1f} MB: {most}; {_PUSH}, {_EVERYWHERE}")
                 )
-        elif SECRET.search(name):
+        elif looks_secret(name, path, self.folder):
             self.problems.append((key, f"{path} looks like a secret and is not sent; give it another name"))
         else:
             self._take(key, name, path.read_bytes())
@@ -220,6 +224,14 @@ class _Packing:
             )
         else:
             self.contents[name] = content
+
+
+def looks_secret(name: str, path: Path, folder: Path) -> bool:
+    """Whether a file's name says that it holds secrets: `name`, or that of the file itself when `path` is a link. Of a
+    real place within `folder` the folders count, too."""
+    real, base = _real(path), _real(folder)
+    below = real.relative_to(base).as_posix() if real.is_relative_to(base) else real.name
+    return any(_SECRET.search(each) for each in (name, below))
 
 
 def _real(path: Path) -> Path:

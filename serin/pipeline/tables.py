@@ -14,7 +14,7 @@ from typing import Final
 
 from serin.errors import NotFound, SpecError, TablesNeeded
 from serin.machine import environment
-from serin.pipeline.pack import SECRET, SPEC
+from serin.pipeline.pack import SPEC, looks_secret
 from serin.store.file_list import list_files
 from serin.store.packages import FOLDER as PACKAGES
 from serin.store.packages import MANIFEST, PackageManifest, renew_files, write_files
@@ -53,7 +53,8 @@ def push_tables(folder: Path) -> PushedTables:
         )
     listed = list_files(folder).files
     linked = [name for name in listed if not _is_inside(folder, name)]
-    left_out = [name for name in listed if SECRET.search(name) or name in linked or name == MANIFEST]
+    secret = [name for name in listed if looks_secret(name, folder / name, folder)]
+    left_out = [name for name in listed if name in {*linked, *secret, MANIFEST}]
     manifest = PackageManifest(files={name: file for name, file in listed.items() if name not in left_out})
     if not manifest.files:
         raise SpecError(where=str(folder), problems=[("FOLDER", "holds no file that can be sent")])

@@ -1,9 +1,9 @@
 """Digests of Python code and of all that it imports, the user's and Serin's. No code is run for it.
 
-A local module counts by its content, an installed package by its name and version, the standard library by the
-version of Python, Serin by what is used of it (parsed_code.py). Imports are read from the source: in functions, under
-conditions, relative ones, and `import_module` with a name in quotes. A module whose name is computed, a change of
-`sys.path` and the data files that code opens cannot be seen.
+A local module counts by its content, also one of an editable install, an installed package by its name and version,
+the standard library by the version of Python, Serin by what is used of it (parsed_code.py). Imports are read from the
+source: in functions, under conditions, relative ones, and `import_module` with a name in quotes. A module whose name is
+computed, a change of `sys.path` and the data files that code opens cannot be seen.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from serin.spec.parsed_code import Package, sha256_of, source_files
@@ -36,11 +37,15 @@ _CODE = (".py", ".pyc", ".so", ".pyd")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closure:
     """What code is made of: `files` by the name they are imported under, the dotted names that it imports of Serin
-    (`own`), and the top-level names found nowhere here."""
+    (`own`), and the top-level names that are in no folder of the user's."""
 
     files: dict[str, Path] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
+
+    def unsent(self) -> list[str]:
+        """The names found elsewhere that are not of an installed package: workers may not have them."""
+        return sorted(name for name in self.elsewhere if _spec_of(name) is None or _root_of(name) is not None)
 
     def digest(self) -> str:
         content = [[name, _of_bytes(path)] for name, path in sorted(self.files.items())]
@@ -73,10 +78,8 @@ def closure_of_module(name: str) -> Closure:
 def closure_of_files(files: Iterable[Path], roots: Sequence[Path]) -> Closure:
     """`roots`: the folders that imports are looked for in."""
     walk = _Walk(roots)
-    for path in files:
-        walk.add(
-            path.absolute(), next((root for root in roots if path.absolute().is_relative_to(root)), None)
-        )
+    for path in map(Path.absolute, files):
+        walk.add(path, next((root for root in roots if path.is_relative_to(root)), path.parent))
     return walk.finished()
 
 
@@ -141,36 +144,44 @@ class _Walk:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = list(dict.fromkeys(root.absolute() for root in roots))
         self._found = Closure()
-        self._waiting: list[Path] = []
+        self._waiting: list[tuple[Path, Path]] = []  # a file, and the root that it is imported from
         self._listed: dict[Path, frozenset[str]] = {}
 
     def finished(self) -> Closure:
         while self._waiting:
-            path = self._waiting.pop()
+            path, root = self._waiting.pop()
             if path.suffix == ".py":
                 for level, parts in _imports(path):
-                    self.relative(path, level, parts) if level else self.absolute(parts)
+                    self.relative(path, root, level, parts) if level else self.absolute(parts)
         return self._found
 
-    def add(self, path: Path, root: Path | None) -> None:
-        name = str(path.relative_to(root) if root else path.name)
+    def add(self, path: Path, root: Path) -> None:
+        name = str(path.relative_to(root))
         if name not in self._found.files:
             self._found.files[name] = path
-            self._waiting.append(path)
+            self._waiting.append((path, root))
 
     def absolute(self, parts: Sequence[str]) -> None:
         if parts[0] == _OWN:
             self._found.own.add(".".join(parts))
             return
-        found = [(path, root) for root in self._roots for path in _hits(root, parts, self._listed)]
+        found = self._below(self._roots, parts)
+        if not found and parts[0] not in sys.stdlib_module_names:
+            root = _root_of(parts[0])
+            found = [] if root is None else self._below([root], parts)
+            if not found:
+                self._found.elsewhere.add(parts[0])
         for path, root in found:
             self.add(path, root)
-        if not found and parts[0] not in sys.stdlib_module_names:
-            self._found.elsewhere.add(parts[0])
 
-    def relative(self, path: Path, level: int, parts: Sequence[str]) -> None:
+    def _below(self, roots: Iterable[Path], parts: Sequence[str]) -> list[tuple[Path, Path]]:
+        return [(path, root) for root in roots for path in _hits(root, parts, self._listed)]
+
+    def relative(self, path: Path, root: Path, level: int, parts: Sequence[str]) -> None:
+        """Below the root of the file itself, though another root may contain it, too: names begin there."""
+        if level > len(path.relative_to(root).parts):
+            return  # Python refuses it
         base = path.parents[level - 1]
-        root = next((root for root in self._roots if base.is_relative_to(root)), None)
         for found in (*_hits(base, ["__init__"], self._listed), *_hits(base, parts, self._listed)):
             self.add(found, root)
 
@@ -289,10 +300,7 @@ def _is_editable(distribution: str) -> bool:
 
 def _of_loose_files(name: str) -> str:
     """Describes a top-level module that belongs to no distribution: a custom finder knows it, or nothing does."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):
-        spec = None
+    spec = _spec_of(name)
     if spec is None:
         return "missing"
     folders = [Path(place) for place in spec.submodule_search_locations or ()]
@@ -300,6 +308,24 @@ def _of_loose_files(name: str) -> str:
     if not files and spec.origin and Path(spec.origin).is_file():
         files = [Path(spec.origin)]
     return hashlib.sha256("".join(map(_of_bytes, files)).encode()).hexdigest()
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+
+
+def _root_of(name: str) -> Path | None:
+    """The folder of a top-level name that a finder imports from there, such as that of an editable install; None for
+    an installed package and for what is nowhere."""
+    spec = _spec_of(name)
+    places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
+    root = next(
+        (Path(place).parent for place in places if Path(place).is_absolute() and Path(place).exists()), None
+    )
+    return root if root is not None and _is_local(root) else None
 
 
 def _own_folder() -> Path:

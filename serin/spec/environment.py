@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field, field_validator, model_validator
 
-from serin.spec.section import Section, is_empty
+from serin.spec.section import Section, holds_password, is_empty
 
 _FORMS = ("requirements", "lock", "image")
 
@@ -32,6 +32,12 @@ class EnvironmentSpec(Section):
     @classmethod
     def _can_be_read(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         for text in given:
+            if holds_password(text):
+                name = text.partition("@")[0].partition("://")[0].strip()
+                raise ValueError(
+                    f"the URL of {name!r} holds a password or a token, which would be stored and logged: write "
+                    "${NAME} for it, a variable of the workers, or use their .netrc"
+                )
             try:
                 Requirement(text)
             except InvalidRequirement:

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from serin.errors import SpecError, nearest
 from serin.spec.data import DataSpec
 from serin.spec.environment import EnvironmentSpec
-from serin.spec.model import ModelSpec
 from serin.spec.names import Priority
 from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import as_of, located
@@ -60,7 +59,7 @@ class WrittenSpec:
     def resolved(self) -> PipelineSpec:
         """The spec with absolute paths."""
         data = absolute_tables(self.spec.data, self.folder)
-        model = self.spec.model.model_copy(update=_own_files(self.spec.model, self.folder))
+        model = self.spec.model.located(lambda _, path: _absolute(path, self.folder))
         changes: dict[str, Any] = {"data": data, "model": model}
         if self.spec.environment is not None:
             changes["environment"] = _absolute_lock(self.spec.environment, self.folder)
@@ -179,16 +178,6 @@ def absolute_tables(data: DataSpec, base: Path) -> DataSpec:
     """The section with absolute paths; relative ones start at `base`."""
     tables = {name: located(table, lambda path: _absolute(path, base)) for name, table in data.tables.items()}
     return data.model_copy(update={"tables": tables})
-
-
-def _own_files(model: ModelSpec, base: Path) -> dict[str, str]:
-    """Paths of your own model are relative to the spec too."""
-    files = {"script": model.script, "onnx": model.onnx, "golden": model.golden}
-    if model.module is not None and model.module.rpartition(":")[0].endswith(
-        ".py"
-    ):  # a file, not a module's name
-        files["module"] = model.module
-    return {key: _absolute(path, base) for key, path in files.items() if path is not None}
 
 
 def _absolute_lock(section: EnvironmentSpec, base: Path) -> EnvironmentSpec:

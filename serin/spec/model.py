@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -120,6 +120,18 @@ class ModelSpec(Section):
         return self.model_copy(
             update={key: Path(path).name for key, path in paths.items() if path is not None}
         )
+
+    def located(self, place: Callable[[str, str], str]) -> Self:
+        """The section with other paths of your files. `place` makes each of its key and the path that is written."""
+        changes = {
+            key: place(key, path)
+            for key in ("script", "onnx", "golden")
+            if (path := getattr(self, key)) is not None
+        }
+        file, _, name = (self.module or "").rpartition(":")
+        if file.endswith(".py"):  # else it is the name of a module
+            changes["module"] = f"{place('module', file)}:{name}"
+        return self.model_copy(update=changes)
 
     @model_validator(mode="before")
     @classmethod

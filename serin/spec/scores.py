@@ -11,7 +11,7 @@ import yaml
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from serin.errors import SpecError
-from serin.spec.section import Section
+from serin.spec.section import Location, Section
 from serin.spec.tables import Connection, DeltaTable, LongForm, SqlTable, TableSource, located
 from serin.spec.yaml_file import read_yaml
 
@@ -30,7 +30,7 @@ class ResultTable(Section):
 class ResultDelta(Section):
     """A Delta table that scores are written to."""
 
-    delta: str
+    delta: Location
     """Path or URL of the table's folder."""
 
 
@@ -39,7 +39,7 @@ ScoreTarget = str | ResultDelta | ResultTable
 _ROWS: TypeAdapter[Any] = TypeAdapter(TableSource)
 _TARGET: TypeAdapter[Any] = TypeAdapter(
     Annotated[
-        Annotated[str, Tag("<path>")]
+        Annotated[Location, Tag("<path>")]
         | Annotated[ResultDelta, Tag("<delta>")]
         | Annotated[ResultTable, Tag("<table>")],
         Discriminator(

@@ -19,6 +19,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)")
 _BYTES = {
     "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
+_LOGIN = re.compile(r"([a-z0-9+.-]*)://([^/\s]*)@", re.IGNORECASE)
 
 
 NAMES = BeforeValidator(
@@ -39,6 +40,30 @@ CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_at_least_one)]
 def is_empty(value: object) -> bool:
     """For `exclude_if`: a key that was added later and is not in use leaves the digests of older specs as they are."""
     return not value
+
+
+def holds_password(text: str) -> bool:
+    """Whether a URL in the text holds a password or, as those of HTTP do, a token as the user. `${NAME}`, which uv
+    replaces by the variable, is neither."""
+    for scheme, login in _LOGIN.findall(text):
+        user, _, password = login.partition(":")
+        secret = password or (user if "http" in scheme.lower() else "")
+        if secret and not re.fullmatch(r"\$\{\w+\}", secret):
+            return True
+    return False
+
+
+def _without_password(place: str) -> str:
+    if holds_password(place):
+        raise ValueError(
+            "the URL holds a password or a token, which would be stored and logged: leave it out, and give the "
+            "credentials to the workers in their environment"
+        )
+    return place
+
+
+Location = Annotated[str, AfterValidator(_without_password)]
+"""A path or URL without a password."""
 
 
 class Section(BaseModel):

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from serin.spec.section import NAMES, Section
+from serin.spec.section import NAMES, Location, Section
 
 _DIRECTIVES = re.compile(r"%(.)")
 _KNOWN_DIRECTIVES = "YymdeHIMSpbBhjaATDFR%"
@@ -48,7 +48,7 @@ class FileTable(Section):
     """Files with options. All options but `path` are for CSV files: a table with one of them is read as CSV, whatever
     its files are called."""
 
-    path: str
+    path: Location
     """Path or URL of a file, a folder or a glob."""
     delimiter: str | None = None
     """The character between the fields, such as `;`, `|` or `\\t`. By default a comma; in `.tsv` files a tab."""
@@ -136,7 +136,7 @@ class FileTable(Section):
 class DeltaTable(Section):
     """A Delta table. Its files are those of one snapshot, in the order in which they were written."""
 
-    delta: str
+    delta: Location
     """Path or URL of the table's folder."""
     version: int | None = Field(default=None, ge=0)
     """The version to read. By default the newest."""
@@ -201,7 +201,7 @@ def _tag(value: Any) -> str:
 
 
 TableSource = Annotated[
-    Annotated[str, Tag("<path>")]
+    Annotated[Location, Tag("<path>")]
     | Annotated[FileTable, Tag("<file>")]
     | Annotated[DeltaTable, Tag("<delta>")]
     | Annotated[SqlTable, Tag("<sql>")],

@@ -7,16 +7,18 @@ Nothing goes that a living process uses (machine/locks.py), and nothing that was
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from serin.machine import packages
 from serin.machine.locks import unused
 from serin.store.artifacts import Release
-from serin.store.runs import input_lock, inputs, run_lock, runs
+from serin.store.runs import input_lock, inputs, run_lock
 from serin.store.store import Store
 
 DAY_S = 86400.0
@@ -147,9 +149,8 @@ def _workspaces(store: Store, folder: Path) -> Iterator[_Candidate]:
 
 
 def _runs(home: Path) -> Iterator[_Candidate]:
-    for run in runs(home):
-        path = home / "runs" / run
-        yield _Candidate(kind="run", name=run, path=path, lock=run_lock(home, run), age=path)
+    for path in sorted((home / "runs").glob("*/")):
+        yield _Candidate(kind="run", name=path.name, path=path, lock=run_lock(home, path.name), age=path)
 
 
 def _environments(home: Path) -> Iterator[_Candidate]:
@@ -181,7 +182,10 @@ def _remove(store: Store, root: Path, one: _Candidate) -> None:
     if one.kind in ("dataset", "version", "edition", "package"):
         store.remove(str(one.path.relative_to(root)))
     elif one.path.is_dir():
-        shutil.rmtree(one.path, ignore_errors=True)
+        going = one.path.with_name(f"{one.path.name}{packages.MAKING}{secrets.token_hex(4)}")
+        with suppress(OSError):
+            one.path.rename(going)  # half of it must not be taken for the whole
+            shutil.rmtree(going, ignore_errors=True)
     else:
         one.path.unlink(missing_ok=True)
     one.lock.unlink(missing_ok=True)

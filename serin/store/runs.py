@@ -56,9 +56,8 @@ def run_lock(home: Path, run: str) -> Path:
 
 
 def runs(home: Path) -> list[str]:
-    """The names of all runs, sorted."""
-    folder = home / "runs"
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+    """The names of all runs, sorted. What was not removed to its end is not one."""
+    return [path.name for path in sorted((home / "runs").glob("*/")) if _RUN.fullmatch(path.name)]
 
 
 def hold_input(home: Path, path: Path) -> None:

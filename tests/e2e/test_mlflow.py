@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 import pytest
 import yaml
-from onnx import TensorProto, helper, numpy_helper
 
 from serin.errors import ExportFailed, NameInvalid, SpecError
 from serin.export.registry import CANDIDATE, CHAMPION, follow, track_bundle
@@ -24,6 +23,7 @@ from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from serin.watcher import registry_duty
 from serin.watcher.registry_duty import RegistryDuty
+from tests.fakes.onnx_graphs import linear
 from tests.fakes.rollout import FakeVersions
 from tests.kit.commands import serin_main
 from tests.kit.mlflow_server import mlflow_server
@@ -199,14 +199,7 @@ def test_aliases_follow_a_rollout_and_catch_up_with_a_server_that_was_away(
 
 def log_onnx(client: Any, name: str, *, example: bool = True) -> str:
     """Logs and registers a graph as any other program would: files, MLmodel, a registered version."""
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "linear",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1])],
-        [numpy_helper.from_array(np.array([[1.0], [2.0], [-1.0]], np.float32), "w")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = linear(np.array([[1.0], [2.0], [-1.0]], np.float32))
     files: dict[str, bytes] = {"model.onnx": model.SerializeToString()}
     flavors = {"onnx": {"data": "model.onnx"}, "python_function": {"loader_module": "mlflow.onnx"}}
     description: dict[str, Any] = {"flavors": flavors}
@@ -243,6 +236,30 @@ def test_an_onnx_model_of_mlflow_becomes_a_version_that_answers_as_it_does(
     )
     assert (again.model, again.version) == ("other", 1)
     assert client.get_model_version_by_alias("Sentiment_Model", "ready").version == number
+
+
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
+def test_a_model_whose_weights_mlflow_stores_in_another_file_becomes_a_version(
+    client: Any, home: Path, store: Store, tmp_path: Path
+) -> None:
+    """By default it does so with tensors from 1 KiB on."""
+    import mlflow.onnx
+
+    weights = np.linspace(-1.0, 1.0, 512, dtype=np.float32).reshape(512, 1)
+    rows = np.random.default_rng(1).normal(size=(3, 512)).astype(np.float32)
+    mlflow.onnx.save_model(linear(weights), str(tmp_path / "m"))
+    names = {path.name for path in (tmp_path / "m").iterdir()}
+    assert any(name.endswith(".data") for name in names)
+    run = client.create_run("0")
+    client.log_artifacts(run.info.run_id, str(tmp_path / "m"), "m")
+    forget(client, "wide")
+    client.create_registered_model("wide")
+    number = client.create_model_version("wide", f"{run.info.artifact_uri}/m", run.info.run_id).version
+    np.savez(tmp_path / "rows.npz", x=rows)
+    how = How(task="regression", golden=tmp_path / "rows.npz")
+    bundle = import_registered(f"models:/wide/{number}", store, how)
+    session = open_session(onnx.load(Path(bundle.path) / "model.onnx"))
+    np.testing.assert_allclose(session.run(None, {"x": rows})[0][:, 0], (rows @ weights)[:, 0], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """A project as a user has it: a spec beside its table and its network, which imports what is beside it, and an operator
-in a package at the project's root."""
+in a package at the project's root, which imports what is beside it."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,9 @@ def write_project(root: Path, *, rows: int = 3000, **sections: Any) -> Path:
     (folder / "layers.py").write_text(LAYERS)
     (root / "ours").mkdir()
     (root / "ours" / "__init__.py").touch()
-    (root / "ours" / "steps.py").write_text(Path(own_operators.__file__).read_text())
+    operators = Path(own_operators.__file__).read_text().replace("1e30", "LIMIT")
+    (root / "ours" / "steps.py").write_text(f"from .limits import LIMIT\n{operators}")
+    (root / "ours" / "limits.py").write_text("LIMIT = 1e30\n")
     spec = small_spec(folder, model={"module": "net.py:Net"}, **sections)
     spec["data"]["tables"] = {"parcels": "parcels.parquet"}
     spec["features"][0]["steps"].append("ours.steps:Squash")

@@ -24,7 +24,7 @@ from tests.fakes.own_project import write_project
 from tests.fakes.small_pipeline import NAME
 
 FIRST = Release(model=NAME, version=1)
-OWN = ("net", "layers", "ours", "ours.steps")
+OWN = ("net", "layers", "ours", "ours.steps", "ours.limits")
 
 
 @contextmanager

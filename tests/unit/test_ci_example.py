@@ -15,6 +15,9 @@ import typer.main
 import yaml
 
 from serin.cli import app
+from serin.spec.load import checked_spec
+from serin.spec.yaml_file import read_mapping
+from tests.architecture.sources import ROOT
 from tests.fakes.github import FakeGitHub, running_github
 from tests.kit.ci_files import CI, GitHubActions, read
 
@@ -142,18 +145,41 @@ def test_code_of_strangers_runs_without_secrets_and_not_on_the_workers() -> None
     assert read("github.yaml")["permissions"] == {"contents": "read", "pull-requests": "write"}
 
 
+def test_a_request_cannot_cancel_a_rollout_that_waits() -> None:
+    """GitHub cancels what waits in a group of concurrency when something newer begins to wait there."""
+    assert read("github.yaml")["concurrency"] == {
+        "group": "model-${{ github.ref }}",
+        "cancel-in-progress": False,
+    }
+
+
+def sample_of(spec: Path, where: str) -> bytes:
+    command = [sys.executable, CI / "sample.py", spec, where]
+    return subprocess.run(command, capture_output=True, check=True, timeout=150).stdout
+
+
+def test_a_sample_of_a_spec_with_joins_is_a_spec(tmp_path: Path) -> None:
+    """YAML 1.1 reads the key `on` as true."""
+    spec = ROOT / "examples" / "flights" / "spec.yaml"
+    made = tmp_path / "sample.yaml"
+    made.write_bytes(sample_of(spec, "distance % 10 == 0"))
+    (ours, theirs) = (checked_spec(read_mapping(path), where=str(path)) for path in (made, spec))
+    assert ours.data == theirs.data.model_copy(update={"where": ours.data.where})
+    assert (ours.name, ours.data.where) == ("flight-delays-sample", "distance % 10 == 0")
+
+
 def test_a_sample_is_the_same_spec_with_fewer_rows_and_another_name(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     rows = {"tables": {"t": "t.parquet"}, "where": "a > 1 or b"}
     spec.write_text(yaml.safe_dump({"name": "owls", "data": rows, "model": {"kind": "dcn"}}))
-    command = [sys.executable, CI / "sample.py", spec, "id % 10 == 0"]
-    made = yaml.safe_load(subprocess.run(command, capture_output=True, check=True, timeout=150).stdout)
+    made = yaml.safe_load(sample_of(spec, "id % 10 == 0"))
     assert made.pop("name") == "owls-sample"
     assert made == {
         "data": {**rows, "where": "(a > 1 or b) and (id % 10 == 0)"},
         "model": {"kind": "dcn"},
     }
     spec.write_text("name: owls\n")
+    command = [sys.executable, CI / "sample.py", spec, "id % 10 == 0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert done.returncode == 1
     assert "is not a spec with a name and data" in done.stderr

@@ -30,6 +30,7 @@ FILES = {
     "ours/quoted.py": "value = 4\n",
     "unused.py": "value = 5\n",
 }
+STARRED = ("ours/many/__init__.py", "ours/many/one.py", "ours/starred.py")
 
 
 def write_files(folder: Path) -> None:
@@ -97,6 +98,24 @@ def test_code_keeps_its_digest_in_another_folder_and_when_it_is_touched(
     (folder / "net.py").touch()
     assert digest_of_file(folder / "net.py") == before
     assert code_digest.closure_of_files([other / "net.py"], [other]).digest() == before
+
+
+def test_a_relative_import_is_named_below_the_root_of_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One root may be within another: `src` in the working folder, and what a package has of other places."""
+    places = {"here": ".", "src": "src", "package": "imports"}
+    digests, names = set(), set()
+    for place, root in places.items():
+        write_files(tmp_path / place / root)
+        monkeypatch.chdir(tmp_path / place)
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(tmp_path / place / root))
+            closure = code_digest.closure_of_module("ours.layers")
+        digests.add(closure.digest())
+        names.add(tuple(sorted(closure.files)))
+    assert names == {("ours/__init__.py", "ours/conditional.py", "ours/layers.py", *STARRED)}
+    assert len(digests) == 1
 
 
 def test_nothing_is_run_and_broken_code_has_a_digest(folder: Path) -> None:

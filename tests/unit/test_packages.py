@@ -282,6 +282,14 @@ def test_an_environment_that_nobody_used_for_long_is_removed(home: Path, index: 
     assert obtain(asks("tiny-numbers")) == made
 
 
+def test_half_an_environment_is_made_again(home: Path, index: Path) -> None:
+    made = obtain(asks("tiny-numbers"))
+    (made / RECORD).unlink()
+    (made / "site-packages" / "tiny_numbers.py").unlink()
+    assert obtain(asks("tiny-numbers")) == made
+    assert (made / "site-packages" / "tiny_numbers.py").is_file()
+
+
 @pytest.fixture
 def in_environment(monkeypatch: pytest.MonkeyPatch) -> Any:
     def enter(spec: EnvironmentSpec) -> None:
@@ -305,6 +313,16 @@ def test_the_environment_is_in_the_keys_of_stages_that_run_own_code(
     assert len({built_in.digest for _, built_in in keys.values()}) == 1
     assert "environment" not in keys[None][0].parts
     assert environment_part(runs_own_code=False) == {}
+
+
+def test_uv_reads_a_password_from_a_variable(
+    home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACE", index.as_posix())
+    (wheel,) = index.rglob("tiny_numbers*.whl")
+    made = obtain(asks(f"tiny-numbers @ file://${{PLACE}}/{wheel.relative_to(index)}"))
+    assert added(made) == ["tiny-numbers==1.0"]
+    assert index.as_posix() not in (made / RECORD).read_text()
 
 
 @pytest.mark.parametrize(

@@ -214,3 +214,25 @@ def test_the_page_tells_what_the_rows_say(world: Any) -> None:
     assert not re.search(r"<script|https?://(?!www\.w3\.org)|src=", text)
     for drawing in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
         ET.fromstring(drawing)
+
+
+def test_a_run_removes_no_folder_of_another(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--out /` must not remove /home."""
+    run = importlib.import_module("run")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "mine").touch()
+    monkeypatch.setattr(run.Story, "serin", lambda *_: None)
+    monkeypatch.setattr(run.subprocess, "run", lambda *_, **__: None)
+
+    def tell(story: Any) -> None:
+        with run.stack(story):
+            assert not story.home.exists()
+
+    monkeypatch.setattr(run, "tell", tell)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("SERIN_HOME", "restored after the test")
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path)])
+    assert run.main() == 0
+    assert (tmp_path / "home" / "mine").exists()

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from serin.machine.locks import unused
 from serin.store.retention import Garbage, Policy, collect_garbage
-from serin.store.runs import run_folder
+from serin.store.runs import run_folder, runs
 from serin.store.store import Store
 from tests.fakes.locks import forget_own_locks
 
@@ -139,6 +140,34 @@ def test_a_dataset_of_a_kept_version_stays_by_its_digest(tmp_path: Path, store: 
     manifest.write_text(json.dumps({"lineage": {"dataset": "d" * 64}}))
     assert "dataset" not in garbage(store, keep_days=0)
     assert store.datasets() == [EDITION]
+
+
+@pytest.mark.parametrize("place", ["runs/train-1", "imported/mlflow-m-1", "environments/e1"])
+def test_a_removal_that_is_killed_leaves_nothing_under_the_name_and_the_next_one_ends_it(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Half of a run, a graph or an environment must not be taken for the whole."""
+    forget_own_locks()
+    folder, kind = (
+        tmp_path / "home" / place,
+        {"runs": "run", "imported": "graph"}.get(place.partition("/")[0]),
+    )
+    (folder / "site-packages").mkdir(parents=True, exist_ok=True)
+    (folder / "environment.json").write_text("{}")
+    old(tmp_path)
+
+    def killed(path: Path, **_: object) -> None:
+        if path.name.startswith(folder.name):
+            raise KeyboardInterrupt
+        shutil.rmtree(path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("serin.store.retention.shutil", SimpleNamespace(rmtree=killed))
+        garbage(store)
+    assert not folder.exists()
+    assert runs(tmp_path / "home") == []
+    assert (kind or "environment") in garbage(store)
+    assert list(folder.parent.glob(f"{folder.name}*")) == []
 
 
 def test_who_waits_for_a_removal_finds_nothing_and_not_half(tmp_path: Path, store: Store) -> None:

@@ -186,7 +186,12 @@ def table() -> str:
     for way, title in WAYS.items():
         row = [_wrong(wrong[way, place], found, notes) for place in PLACES]
         lines.append(f"| {title} | " + " | ".join(row) + " |")
-    return "\n".join([*lines, "", *notes, "", *_seconds()]).rstrip()
+    codes = {cell.code for cells in found.values() for cell in cells.values()}
+    states = [
+        f"These runs were made on {len(codes)} states of Serin's sources. `make ways` repeats those that",
+        "were not made on the current one.",
+    ]
+    return "\n".join([*lines, "", *notes, "", *states, "", *_seconds()]).rstrip()
 
 
 def store_sending(place: str, seconds: Mapping[str, float]) -> None:

@@ -20,9 +20,9 @@ from serin.errors import (
     SerinError,
     VersionTaken,
 )
-from serin.formats.bundle import verify_bundle
+from serin.formats.bundle import read_manifest, verify_bundle
 from serin.formats.policy import Check, Policy, write_policy
-from serin.pipeline.copy_version import copy_version
+from serin.pipeline.copy_version import _copy_files, copy_version
 from serin.store.artifacts import Bundle, Release
 from serin.store.bucket import BucketFiles
 from serin.store.origin import read_origin
@@ -180,6 +180,17 @@ def test_files_are_copied_in_bounded_memory(dev: Store, tmp_path: Path) -> None:
     assert peak < 12 << 20
 
 
+def test_a_file_that_grows_while_it_is_copied_is_not_read_to_its_end(dev: Store, tmp_path: Path) -> None:
+    bundle = bundles.publish(dev, bias=0.0, extra={"weights.bin": b"w"})
+    folder, work = Path(bundle.path), tmp_path / "work"
+    manifest = read_manifest(folder)
+    with (folder / "weights.bin").open("r+b") as file:
+        file.truncate(1 << 30)  # a hole: it takes no place
+    with pytest.raises(BundleBroken, match=r"weights\.bin was changed"):
+        _copy_files(folder, work, manifest, bundle.digest)
+    assert (work / "weights.bin").stat().st_size <= 1 << 20
+
+
 def test_only_a_version_that_the_targets_signers_have_signed_is_copied(
     dev: Store, prod: Store, tmp_path: Path
 ) -> None:
@@ -298,7 +309,7 @@ def test_a_version_that_was_removed_can_be_copied_again(dev: Store, prod: Store)
 KILLED = textwrap.dedent("""
     import os, sys
     from pathlib import Path
-    from serin.pipeline.copy_version import copy_version
+    from serin.pipeline.copy_version import _copy_files, copy_version
     from serin.store.objects import FolderObjects
     from serin.store.places import LocalPlaces
     from serin.store.store import Store
@@ -355,7 +366,7 @@ def test_a_copy_that_is_killed_at_any_step_shows_nothing_or_all_and_a_repeat_end
 KILLED_AT = textwrap.dedent("""
     import os, sys
     from pathlib import Path
-    from serin.pipeline.copy_version import copy_version
+    from serin.pipeline.copy_version import _copy_files, copy_version
     from serin.store.bucket import BucketFiles
     from serin.store.store import Store
     dev, prod, cache, step = sys.argv[1:]

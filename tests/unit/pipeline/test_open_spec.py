@@ -12,6 +12,8 @@ from serin.pipeline.pack import pack_spec
 from serin.pipeline.run_stage import run_etl
 from serin.spec.load import read_spec
 from serin.store.file_systems import file_system
+from serin.store.packages import manifest_of, publish_package
+from serin.store.store import Store
 from tests.fakes.own_project import write_project
 from tests.fakes.small_pipeline import small_spec
 
@@ -132,6 +134,20 @@ def test_a_package_comes_back_as_a_folder_that_can_be_run(plain: Path, tmp_path:
     with pytest.raises(PackageRefused):
         copy_package(f"package:{'0' * 64}", tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "Flights", 7, None])
+def test_a_package_that_does_not_name_a_model_is_copied_to_a_folder_called_like_its_digest(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, name: object
+) -> None:
+    """The name in a package is anybody's: it must not lead out of the working folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for given, expected in ((name, "{}"), ("flights", "flights-{}")):
+        contents = {"spec.yaml": yaml.safe_dump({"name": given}).encode()}
+        publish_package(Store.open(), contents)
+        digest = manifest_of(contents).digest
+        assert str(copy_package(f"package:{digest}")) == expected.format(digest[:12])
 
 
 def test_what_travelled_with_a_run_is_refused_on_a_dask_scheduler_that_does_not_see_it(

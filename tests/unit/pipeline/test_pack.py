@@ -1,6 +1,10 @@
 """What a run takes along, what stays, and what is refused, by the place of its workers."""
 
 import json
+import re
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,7 @@ import pytest
 import yaml
 
 from serin.errors import NotFound, SpecError, TablesNeeded
-from serin.pipeline.pack import Package, _secrets, pack_spec
+from serin.pipeline.pack import Package, _secrets, looks_secret, pack_spec
 from serin.pipeline.tables import list_tables, push_tables, remove_tables
 from serin.spec.load import read_spec
 from serin.store.packages import publish_package
@@ -40,7 +44,8 @@ def written(package: Package) -> dict[str, Any]:
     return yaml.safe_load(package.contents["spec.yaml"])
 
 
-CODE = {"imports/ours/__init__.py", "imports/ours/steps.py", "layers.py", "net.py", "spec.yaml"}
+OURS = {f"imports/ours/{name}.py" for name in ("__init__", "limits", "steps")}
+CODE = {*OURS, "layers.py", "net.py", "spec.yaml"}
 
 
 def test_for_other_machines_code_and_small_files_travel(spec: Path) -> None:
@@ -70,6 +75,45 @@ def test_the_digest_does_not_depend_on_the_folder_nor_on_comments(
     assert packed(other).reference == first
     (other.parent / "layers.py").write_text("def width():\n    return 9\n")
     assert packed(other).reference != first
+
+
+def test_a_root_within_another_one_keeps_its_names(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with PYTHONPATH=src in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    assert set(packed(spec, elsewhere=False).contents) == CODE
+    reference = packed(spec).reference
+    monkeypatch.chdir(spec.parent)
+    assert packed(spec).reference == reference
+
+
+def test_code_that_is_installed_for_editing_travels_and_what_is_nowhere_is_named(
+    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip makes a finder of it; no folder of sys.path has it."""
+    for name, text in {"edited": "from .inner import VALUE\n", "strange": ""}.items():
+        place = tmp_path / "checkout" / "src" / name
+        place.mkdir(parents=True)
+        (place / "__init__.py").write_text(text)
+        (place / "inner.py").write_text("VALUE = 1\n")
+    places = {"edited": "edited", "renamed": "strange"}
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+            file = tmp_path / "checkout" / "src" / places.get(name, "-") / "__init__.py"
+            return spec_from_file_location(name, file) if name in places else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    imports = "import edited, renamed, numpy, json\ntry:\n    import nowhere\nexcept ImportError:\n    ...\n"
+    (spec.parent / "layers.py").write_text(f"{imports}def width():\n    return 8\n")
+    package = packed(spec)
+    edited = {"imports/edited/__init__.py", "imports/edited/inner.py"}
+    assert set(package.contents) == {*CODE, *edited, "parcels.parquet"}
+    assert [path for path, _ in package.stays] == ["import nowhere", "import renamed"]
+    assert "put its folder on PYTHONPATH" in package.stays[0][1]
+    assert set(packed(spec, elsewhere=False).contents) == {*CODE, *edited}
 
 
 def test_other_files_of_the_folder_never_travel(spec: Path) -> None:
@@ -117,6 +161,47 @@ def test_absolute_paths_are_those_of_the_workers(spec: Path) -> None:
     package = packed(spec)
     assert package.stays == (("/mnt/tables/parcels.parquet", "a path of the workers"),)
     assert written(package)["data"]["tables"] == {"parcels": "/mnt/tables/parcels.parquet"}
+
+
+def test_a_link_to_a_secret_in_the_folder_is_refused(spec: Path) -> None:
+    """Under whatever name: a table, code, or a file in a folder of tables that is pushed."""
+    (spec.parent / ".env.csv").write_text("a\n1\n")
+    (spec.parent / "innocent.csv").symlink_to(".env.csv")
+    (spec.parent / "layers.py").rename(spec.parent / ".layers.py")
+    (spec.parent / "layers.py").symlink_to(".layers.py")
+    limits = spec.parents[1] / "ours" / "limits.py"
+    limits.rename(limits.with_name(".limits.py"))
+    limits.symlink_to(".limits.py")
+    change(spec, "data", tables={"parcels": "innocent.csv"})
+    with pytest.raises(SpecError) as refused:
+        packed(spec)
+    for name in ("innocent.csv", "layers.py", "limits.py"):
+        assert re.search(rf"/{name} looks like a secret and is not sent", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [
+        ("_netrc", True),
+        ("client_secret.json", True),
+        ("client_secret_4711.apps.googleusercontent.com.json", True),
+        ("keys/aws_credentials", True),
+        ("aws-credentials.csv", True),
+        ("kubeconfig", True),
+        ("prod.kubeconfig.yaml", True),
+        ("deploy_rsa", True),
+        ("x.p8", True),
+        ("http.keytab", True),
+        ("parts/.env", True),
+        ("credit.csv", False),
+        ("keys.parquet", False),
+        ("secretary.csv", False),
+        ("kubeconfig_reader.py", False),
+        ("trips_rsa.csv", False),
+    ],
+)
+def test_secrets_are_known_by_their_names(tmp_path: Path, name: str, secret: bool) -> None:
+    assert looks_secret(name, tmp_path / name, tmp_path) is secret
 
 
 @pytest.mark.parametrize(
@@ -182,8 +267,9 @@ def test_pushed_tables_are_sent_once_and_have_a_url_by_their_content(
     (folder / "parts").mkdir(parents=True)
     for name in ("trips.csv", "parts/1.csv", ".env", "server.key"):
         (folder / name).write_text("a\n1\n")
+    (folder / "parts" / "link.csv").symlink_to("../.env")
     first = push_tables(folder)
-    assert (first.sent, sorted(first.left_out)) == (True, [".env", "server.key"])
+    assert (first.sent, sorted(first.left_out)) == (True, [".env", "parts/link.csv", "server.key"])
     again = push_tables(folder)
     assert (again.sent, again.urls) == (False, first.urls)
     assert sorted(first.urls) == ["parts", "trips.csv"]

@@ -318,6 +318,8 @@ def test_postgres_compares_times_and_numbers_as_such(monkeypatch: pytest.MonkeyP
             "{table: scores, connection: postgresql://u:s3cret@h}",
             "must not hold the connection itself",
         ),
+        ("https://bob:s3cret@host/t", "out", "the URL holds a password"),
+        ("rows", "{delta: 's3://KEY:s3cret@bucket/t'}", "the URL holds a password"),
         ("rows", "{tabel: scores}", "tabel: Extra inputs are not permitted"),
         ("rows", "{delta: a: s3cret: {}", "is not a mapping in YAML"),
         ("{sql: select 1, connection: env:X}", "out", "order_by"),

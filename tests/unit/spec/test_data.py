@@ -17,6 +17,28 @@ def spec_with(features: Any = ("x",), **data: Any) -> PipelineSpec:
     return load_spec({"name": "m", "data": section, "features": chosen})
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "https://bob:s3cret@host/t.parquet",
+        "https://s3cret@host/t.parquet",
+        {"path": "ftp://bob:s3cret@host/t.csv", "delimiter": ";"},
+        {"delta": "s3://KEY:s3cret@bucket/t"},
+    ],
+)
+def test_a_table_whose_url_holds_a_password_is_refused_without_showing_it(entry: Any) -> None:
+    with pytest.raises(SpecError, match=r"data\.tables\.main.*: the URL holds a password") as refused:
+        spec_with(tables={"main": entry})
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["abfss://box@account.dfs.core.windows.net/t.parquet", "hdfs://bob@host/t", "s3://bucket/a:b@c/t"]
+)
+def test_a_user_alone_may_be_in_the_url_of_a_table(url: str) -> None:
+    assert spec_with(tables={"main": url}).data.tables == {"main": url}
+
+
 WINDOW = {"by": "k", "make": {"n": "count()"}}
 
 

@@ -1,4 +1,4 @@
-"""Single sections of the spec: serving and its rates, export, champion and monitoring."""
+"""Single sections of the spec: environment, serving and its rates, export, champion, monitoring."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from serin.errors import SpecError
+from serin.spec.environment import EnvironmentSpec
 from serin.spec.export import ChampionSpec, ExportSpec
 from serin.spec.load import load_spec
 from serin.spec.rate import read_rate
@@ -128,3 +129,30 @@ def test_a_quality_objective_needs_recorded_requests() -> None:
     assert load_spec({**SPEC, "monitoring": good}).monitoring.quality is not None
     with pytest.raises(SpecError, match=r"monitoring\.quality: needs recorded requests: set"):
         load_spec({**SPEC, "monitoring": {"quality": {"margin": 0.01}}})
+
+
+@pytest.mark.parametrize(
+    ("url", "secret"),
+    [
+        ("pkg @ https://bob:hunter2@host/pkg.whl", True),
+        ("pkg @ git+https://oauth2:hunter2@host/pkg.git", True),
+        ("pkg @ git+https://hunter2@host/pkg.git", True),
+        ("pkg @ git+https://hunter2:@host/pkg.git", True),
+        ("pkg @ git+ssh://bob:hunter2@host/pkg.git", True),
+        ("git+https://oauth2:hunter2@host/pkg.git", True),
+        ("pkg @ git+ssh://git@host/pkg.git@v1", False),
+        ("pkg @ https://host/pkg@1.whl", False),
+        ("pkg @ git+https://bob:${TOKEN}@host/pkg.git", False),
+        ("pkg @ git+https://${TOKEN}@host/pkg.git", False),
+    ],
+)
+def test_a_requirement_with_a_password_is_refused_without_showing_it(url: str, secret: bool) -> None:
+    section = {"requirements": [url]}
+    if not secret:
+        assert EnvironmentSpec(**section).requirements == (url,)
+        return
+    with pytest.raises(
+        SpecError, match=r"holds a password or a token, .* write \$\{NAME\} for it"
+    ) as refused:
+        load_spec(SPEC | {"environment": section})
+    assert "hunter2" not in str(refused.value)
