@@ -27,7 +27,7 @@ from serin.serving.windows.server import serve
 from serin.serving.windows.step import Step
 from serin.store.artifacts import Endpoint, ModelRoute, Release
 from serin.watcher import metrics
-from serin.watcher.event_keys import forget_events, unread_keys
+from serin.watcher.event_keys import forget_events, kept_keys
 from serin.windows.lmdb_state import LmdbState
 from serin.windows.state import MemoryState
 from tests.e2e.serving_host import wait_for
@@ -268,16 +268,24 @@ def test_events_go_with_the_recorded_rows_of_their_keys(tmp_path: Path) -> None:
     step, now = Step(plans_folder(home), MemoryState), time.time_ns() // 1000
     rows = pa.table({"card": ["c1", "c1", None], "_row": [0, 1, 2]})
     with pytest.raises(StateUnavailable):
-        forget_events(home, "pay")(1, rows)
+        forget_events(home, "pay", "card = 'c1'")(1, rows)
     with stepping(windows_socket(home), step):
         until(windows_socket(home).exists, "the step")
         for card in ("c1", "c2"):
             ask_json(step, "a", now, 1.0, card=card)
-        assert forget_events(home, "pay")(1, rows) == 0
-        assert forget_events(home, "other")(1, rows) == 0
+        forget_events(home, "pay", "amount > 1")(1, rows)  # may hold for some events of the card only
+        forget_events(home, "other", "card = 'c1'")(1, rows)
+        assert windows_in(ask_json(step, "x", now + 1, 1.0, card="c1"))["n"] == 1
+        assert forget_events(home, "pay", "card = 'c1'")(1, rows) == 0
         assert windows_in(ask_json(step, "b", now + 1, 1.0, card="c1"))["n"] == 0
         assert windows_in(ask_json(step, "b", now + 1, 1.0, card="c2"))["n"] == 1
-    assert unread_keys(home, "pay", ["_row"]) == ["card"]
+    (unrecorded,) = kept_keys(home, "pay", "card = 'c1'", ["_row"])
+    assert (
+        "windows by card stay: card is not recorded; use `serin events forget pay card=VALUE`" in unrecorded
+    )
+    (mixed,) = kept_keys(home, "pay", "card = 'c1' and amount > 1", ["card", "amount"])
+    assert "windows by card stay: the condition may hold for some" in mixed
+    assert kept_keys(home, "pay", "card = 'c1'", ["card"]) == []
 
 
 def test_a_key_of_one_model_pushes_no_events_to_another(scene: tuple[Any, int, Step]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, InputColumn, Kind
 from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
 from serin.serving.windows.step import Answer, Step
 from serin.windows import lmdb_state
+from serin.windows.events import OnlineWindows
 from serin.windows.lmdb_state import LmdbState, copy_state
 from serin.windows.state import MemoryState, State
 
@@ -193,10 +196,71 @@ def test_pushed_events_count_once_and_bad_ones_are_named(tmp_path: Path) -> None
 def test_a_key_can_be_forgotten(tmp_path: Path) -> None:
     step = step_of(tmp_path, MemoryState())
     ask_json(step, "a", NOW - SECOND, 1.0)
-    forgotten = step.answer("/forget", {"x-serin-model": "pay"}, json.dumps({"card": ["c1", "c2"]}).encode())
-    assert isinstance(forgotten, Answer)
-    assert json.loads(forgotten.body) == {"keys": 1}
+    assert forget(step, plan(), card=["c1", "c2"]) == 1
     assert windows_in(ask_json(step, "b", NOW, 1.0))["n"] == 0
+
+
+def forget(step: Step, plan: WindowPlan, **rows: list[Any]) -> int:
+    body = json.dumps({"plan": plan.to_json(), "rows": rows}).encode()
+    forgotten = step.answer("/forget", {"x-serin-model": "pay"}, body)
+    assert isinstance(forgotten, Answer)
+    keys: int = json.loads(forgotten.body)["keys"]
+    return keys
+
+
+def two_keys() -> WindowPlan:
+    """Windows by card, by shop, and by both."""
+    made = plan()
+    shop = InputColumn(name="shop", kind="string", dtype="BYTES")
+    count = OnlineColumn(function="count", column=None, back=1, kind="int")
+    windows = tuple(
+        replace(made.windows[0], by=by, columns={name: count})
+        for name, by in (("n", ("card",)), ("at_shop", ("shop",)), ("pair", ("card", "shop")))
+    )
+    return replace(made, inputs=(*made.inputs, shop), dropped=(*made.dropped, "shop"), windows=windows)
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ({"card": ["c1"]}, {"n": 0, "at_shop": 3, "pair": 2}),
+        ({"card": ["c1"], "shop": ["s1"]}, {"n": 2, "at_shop": 3, "pair": 0}),
+        ({"shop": ["s1"]}, {"n": 2, "at_shop": 0, "pair": 2}),
+        ({"region": ["r1"]}, {"n": 2, "at_shop": 3, "pair": 2}),
+    ],
+)
+def test_a_forgotten_key_costs_no_other_key_its_events(
+    tmp_path: Path, key: dict[str, list[str]], kept: dict[str, int]
+) -> None:
+    windows, state = two_keys(), MemoryState()
+    (tmp_path / "pay.json").write_bytes(windows.dump())
+    step = Step(tmp_path, lambda: state, lambda: NOW)
+
+    def counts(event: str, card: str, at: int) -> dict[str, int]:
+        row = {"id": [event], "at": [at], "card": [card], "shop": ["s1"], "amount": [1.0]}
+        return {
+            name: values[0]
+            for name, values in OnlineWindows("pay", windows, state).answer(row, [at]).columns.items()
+        }
+
+    for event, card in (("a", "c1"), ("b", "c1"), ("c", "c2")):
+        counts(event, card, NOW)
+    forget(step, windows, **key)
+    assert counts("d", "c1", NOW + 1) == kept
+
+
+def test_events_that_are_backfilled_for_another_plan_count_in_its_windows_alone(tmp_path: Path) -> None:
+    state = MemoryState()
+    step, other = step_of(tmp_path, state), plan(span_s=3600)
+    rows = {"id": ["a"], "at": [NOW - SECOND], "card": ["c1"], "amount": [1.0]}
+    body = {"plan": other.to_json(), "rows": rows, "arrival": [NOW - SECOND]}
+    counted = step.answer("/history", {"x-serin-model": "pay"}, json.dumps(body).encode())
+    assert not isinstance(counted, Answer)
+    assert json.loads(asyncio.run(counted).body) == {"counted": 1}
+    assert windows_in(ask_json(step, "b", NOW, 1.0))["n"] == 0
+    (tmp_path / "pay.json").write_bytes(other.dump())
+    os.utime(tmp_path / "pay.json", ns=(0, 0))  # another time than before, whatever the clock's resolution
+    assert windows_in(ask_json(step, "c", NOW, 1.0))["n"] == 1
 
 
 def kill(state: LmdbState) -> None:
