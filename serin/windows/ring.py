@@ -76,26 +76,20 @@ class Ring:
         oldest: int,
         expires: int,
     ) -> Ring:
-        """The events with one more, which is the last of its time. Those before `oldest` are left out."""
+        """The events with one more, which is the last of its time. Those before `oldest` are left out, and of too many
+        the oldest: that may be the new one."""
         place = bisect_right(self.times, time)
         first = min(bisect_left(self.times, oldest), place)
-        lost = self.lost
-        if len(self.times) - first >= MOST_EVENTS:
-            lost = max(lost, self.times[first])
-            first += 1
         columns = [
             [*column[first:place], value, *column[place:]]
             for column, value in zip(
                 (self.times, self.ids, *self.values), (time, event, *values), strict=True
             )
         ]
-        return Ring(
-            lost=lost,
-            expires=max(expires, self.expires),
-            times=columns[0],
-            ids=columns[1],
-            values=tuple(columns[2:]),
-        )
+        over = max(len(columns[0]) - MOST_EVENTS, 0)
+        lost = max([self.lost, *columns[0][:over]])
+        times, ids, *rest = (column[over:] for column in columns)
+        return Ring(lost=lost, expires=max(expires, self.expires), times=times, ids=ids, values=tuple(rest))
 
     def write(self, kinds: Sequence[Kind]) -> bytes:
         codes = ["q", "Q", *(_CODES[kind] for kind in kinds)]
