@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import random
 import struct
 import time
 from dataclasses import replace
@@ -21,6 +23,7 @@ from serin.serving.windows.step import Answer, Step
 from serin.windows import lmdb_state
 from serin.windows.events import OnlineWindows
 from serin.windows.lmdb_state import LmdbState, copy_state
+from serin.windows.ring import Ring
 from serin.windows.state import MemoryState, State
 
 SECOND = 1_000_000
@@ -296,6 +299,62 @@ def test_after_a_power_failure_the_events_are_moved_aside(
     closed = LmdbState(tmp_path / "state")
     assert closed.moved is None
     closed.close()
+
+
+def test_a_disk_that_is_full_when_the_state_is_opened_costs_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker is written whole or not at all: half of one would look like that of another start."""
+    state = LmdbState(tmp_path / "state")
+    state.update([b"k"], lambda _: {b"k": b"v"})
+    kill(state)
+
+    def full(file: Path, *_: Any, **__: Any) -> int:
+        file.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(StateUnavailable, match="No space left"):
+        patch.setattr(Path, "write_text", full)
+        patch.setattr(Path, "write_bytes", full)
+        LmdbState(tmp_path / "state")
+    again = LmdbState(tmp_path / "state")
+    assert (again.moved, again.size()[0]) == (None, 1)
+    again.close()
+
+
+@pytest.mark.parametrize(("unavailable", "status"), [("refuse", 503), ("nulls", 200)])
+def test_a_folder_that_cannot_be_opened_is_a_state_that_is_away(
+    tmp_path: Path, unavailable: str, status: int
+) -> None:
+    (tmp_path / "windows").write_text("a file")
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "pay.json").write_bytes(plan(unavailable).dump())
+    step = Step(tmp_path / "plans", lambda: LmdbState(tmp_path / "windows" / "state"), lambda: NOW)
+    step.warm()
+    assert ask_json(step, "a", NOW, 1.0).status == status
+    assert "problem" in step.status()
+
+
+def test_a_sweep_over_many_keys_drops_those_that_are_expired_and_no_others(tmp_path: Path) -> None:
+    state, draw = LmdbState(tmp_path / "state"), random.Random(7)
+    keys = [f"k{n:04}".encode() for n in range(1234)]
+    expires = {key: draw.choice([10, 30]) for key in keys}
+    expires |= dict.fromkeys(keys[300:700], 10) | dict.fromkeys(keys[-120:], 10)  # whole pages, also the last
+    state.update(keys, lambda _: {key: ring_that_expires(expires[key]) for key in keys})
+    assert state.drop_expired(20) == list(expires.values()).count(10)
+    kept: dict[bytes, bytes | None] = {}
+    state.update(keys, lambda found: kept.update(found) or {})
+    assert {key for key, content in kept.items() if content is not None} == {
+        key for key, at in expires.items() if at == 30
+    }
+    assert state.drop_expired(40) == list(expires.values()).count(30)
+    assert state.size()[0] == 0
+    state.close()
+    assert state.drop_expired(40) == 0
+
+
+def ring_that_expires(at: int) -> bytes:
+    return Ring(lost=INT64_NULL, expires=at, times=(), ids=(), values=()).write(())
 
 
 def test_expired_keys_are_dropped_and_a_copy_has_what_is_kept(tmp_path: Path) -> None:
