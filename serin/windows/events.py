@@ -187,18 +187,18 @@ def window_key(model: str, plan: WindowPlan, window: OnlineWindow, values: Seque
 
 def event_rows(inputs: Sequence[InputColumn], arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The columns of events out of arrays in wire form, strings as `str`; with None for what is null."""
-    rows: dict[str, list[Any]] = {}
-    for column in inputs:
-        values = arrays[column.name].reshape(-1).tolist()
-        if column.kind == "string":
-            nulls = {"", *column.null_texts}
-            rows[column.name] = [None if value in nulls else value for value in values]
-        elif column.kind == "float":
-            rows[column.name] = [None if value != value else value for value in values]
-        else:
-            null = null_of(column.kind)
-            rows[column.name] = [None if value == null else value for value in values]
-    return rows
+    return {column.name: with_nulls(arrays[column.name].reshape(-1).tolist(), column) for column in inputs}
+
+
+def with_nulls(values: Sequence[Any], column: InputColumn) -> list[Any]:
+    """Values in wire form, with None for null."""
+    if column.kind == "string":
+        nulls = {"", *column.null_texts}
+        return [None if value in nulls else value for value in values]
+    if column.kind == "float":
+        return [None if value != value else value for value in values]
+    null = null_of(column.kind)
+    return [None if value == null else value for value in values]
 
 
 def _event(value: Any) -> int:

@@ -23,7 +23,8 @@ Value = int | float | None
 
 _HEAD = struct.Struct("<2sHIIqq")  # mark, version, checksum, events, time of the newest lost event, expiry
 _MARK, _VERSION = b"SW", 1
-_CODES: dict[str, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
+CODES: dict[Kind, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
+"""How a value is stored and sent."""
 _KEPT_BITS = 40
 _INT64_MOST = 2**63 - 1
 
@@ -53,7 +54,7 @@ class Ring:
         mark, version, checksum, count, lost, expires = _HEAD.unpack_from(content)
         if mark != _MARK or version != _VERSION or checksum != zlib.crc32(memoryview(content)[8:]):
             raise RingUnreadable("its checksum is wrong")
-        codes: list[Any] = ["q", "Q", *(_CODES[kind] for kind in kinds)]
+        codes: list[Any] = ["q", "Q", *(CODES[kind] for kind in kinds)]
         if len(content) != _HEAD.size + count * sum(map(struct.calcsize, codes)):
             raise RingUnreadable("its size is wrong")
         view, at, columns = memoryview(content), _HEAD.size, list[Any]()
@@ -92,7 +93,7 @@ class Ring:
         return Ring(lost=lost, expires=max(expires, self.expires), times=times, ids=ids, values=tuple(rest))
 
     def write(self, kinds: Sequence[Kind]) -> bytes:
-        codes = ["q", "Q", *(_CODES[kind] for kind in kinds)]
+        codes = ["q", "Q", *(CODES[kind] for kind in kinds)]
         count = len(self.times)
         body = b"".join(
             struct.pack(f"<{count}{code}", *column)

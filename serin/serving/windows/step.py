@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 JSON_BYTES: Final = "inference-header-content-length"
 _EVENTS: Final = re.compile(r"/v2/models/([a-z][a-z0-9-]{0,62})/events")
+_LENGTH: Final = re.compile(r"[0-9]{1,9}")
 _INFERENCE: Final = ("/http", "/grpc")
 _BOUNDS_S: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.5)
 _SWEEP_S: Final = 60.0
@@ -132,6 +133,8 @@ class Step:
             request = read_grpc(body, windows.plan)
         else:
             told = headers.get(JSON_BYTES)
+            if told is not None and not _LENGTH.fullmatch(told):
+                raise EventRefused(row=0, reason=f"the header {JSON_BYTES} is not a number of bytes")
             request = read_http(body, None if told is None else int(told), windows.plan)
         if len(request.rows[windows.plan.time]) > _AT_ONCE:
             return self._later(model, self._add_many(model, windows, request))
