@@ -45,12 +45,13 @@ class Echo(Handler):
     """Says which tensors arrived, and fails the first `failures` requests."""
 
     protocol_version = "HTTP/1.1"
-    failures = 0
+    failures = answered = 0
 
     def do_POST(self) -> None:
         body = self.read_body()
-        if Echo.failures:
-            Echo.failures -= 1
+        own = type(self)
+        if own.failures:
+            own.failures -= 1
             self.answer(b'{"error": "no"}', 503)
             return
         at, found = int(self.headers[LENGTH]), dict[str, Any]()
@@ -63,6 +64,7 @@ class Echo(Handler):
                 at += size
             else:
                 found[entry["name"]] = entry["data"]
+        own.answered += 1
         self.answer(json.dumps(found).encode())
 
 
@@ -77,6 +79,7 @@ def stepping(socket: Path, step: Step) -> Iterator[None]:
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join(30)
+        assert not thread.is_alive(), "the step has not ended"
         loop.close()
 
 
@@ -124,12 +127,13 @@ def scene(tmp_path: Path) -> Iterator[tuple[Any, int, Step]]:
     state = LmdbState(tmp_path / "state")
     step = Step(tmp_path / "plans", lambda: state)
     echo = GrpcEcho()
+    handler = type("Behind", (Echo,), {})  # its counters are of this test
     with (
-        web_server(Echo) as behind,
+        web_server(handler) as behind,
         grpc_server(echo) as grpc_behind,
         lone_gateway() as (gateway, port, host),
     ):
-        gateway.behind, gateway.echo = (behind, grpc_behind), echo
+        gateway.behind, gateway.echo, gateway.handler = (behind, grpc_behind), echo, handler
         apply(gateway)
         wait_for("the route", lambda: ask(port, "pay", "first", "none", 1.0)[0] == 503, host)
         with stepping(gateway.inside.with_name("windows.sock"), step):
@@ -175,10 +179,39 @@ def test_requests_get_their_windows_and_pushed_events_are_among_them(scene: tupl
 def test_a_request_that_a_server_fails_and_another_try_answers_counts_once(
     scene: tuple[Any, int, Step],
 ) -> None:
-    _, port, _ = scene
-    Echo.failures = 1
+    gateway, port, _ = scene
+    gateway.handler.failures = 1
     assert ask(port, "pay", "a", "c2", 1.0)[0] == 200
     assert ask(port, "pay", "b", "c2", 1.0)[1]["n"] == 1
+
+
+def test_both_arms_of_a_canary_get_the_windows_of_one_state_and_count_each_event_once(
+    scene: tuple[Any, int, Step],
+) -> None:
+    gateway, port, step = scene
+    stable, candidate = (Release(model="pay", version=version) for version in (1, 2))
+    other = type("Candidate", (Echo,), {})
+    with web_server(other) as behind:
+        endpoints = {
+            stable.name: Endpoint(
+                http=f"127.0.0.1:{gateway.behind[0]}", grpc=f"127.0.0.1:{gateway.behind[1]}"
+            ),
+            candidate.name: Endpoint(http=f"127.0.0.1:{behind}", grpc=f"127.0.0.1:{gateway.behind[1]}"),
+        }
+        route = ModelRoute(model="pay", epoch=2, stable=stable, candidate=candidate, candidate_percent=50.0)
+        gateway.apply([route], endpoints, {"pay": Timeouts(windows=plan().to_json())})
+        until(lambda: ask(port, "pay", "x", "none", 1.0)[0] == 200 and other.answered, "both arms answer")
+        before = step.counts["pay"]["counted"]
+        of_stable, of_candidate = gateway.handler.answered, other.answered
+        found = [ask(port, "pay", f"e{event // 2}", "c6", 1.0)[1]["n"] for event in range(60)]
+        assert step.counts["pay"]["counted"] - before == 60  # each at a time of its own
+        assert found == list(range(60))
+        assert min(gateway.handler.answered - of_stable, other.answered - of_candidate) > 0
+        other.failures = 60
+        found = [ask(port, "pay", f"failed {event}", "c6", 1.0)[1]["n"] for event in range(20)]
+        assert found == list(range(60, 80))
+        assert other.failures < 60
+        assert step.counts["pay"]["counted"] - before == 80
 
 
 def test_calls_of_grpc_and_bodies_without_a_length_get_their_windows(scene: tuple[Any, int, Step]) -> None:

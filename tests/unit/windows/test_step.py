@@ -8,6 +8,8 @@ import json
 import os
 import random
 import struct
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from serin.windows.events import OnlineWindows
 from serin.windows.lmdb_state import LmdbState, copy_state
 from serin.windows.ring import Ring
 from serin.windows.state import MemoryState, State
+from tests.signals import hit
 
 SECOND = 1_000_000
 NOW = 1_795_000_000 * SECOND
@@ -282,6 +285,29 @@ def test_events_outlast_a_process_that_is_killed(tmp_path: Path) -> None:
     assert again.moved is None
     assert windows_in(ask_json(step_of(tmp_path / "plans", again), "b", NOW, 1.0))["n"] == 1
     again.close()
+
+
+def test_a_writer_that_is_killed_at_any_moment_loses_no_event_that_it_stored(tmp_path: Path) -> None:
+    """It stores one key after the other and says so; SIGKILL comes somewhere between two words of it."""
+    writer = (
+        "import sys; from pathlib import Path; from serin.windows.lmdb_state import LmdbState\n"
+        "state = LmdbState(Path(sys.argv[1]))\n"
+        "for n in range(10**9):\n"
+        "    state.update([b'%d' % n], lambda _: {b'%d' % n: b'v' * 500})\n"
+        "    print(n, flush=True)\n"
+    )
+    command = [sys.executable, "-c", writer, str(tmp_path / "state")]
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            said = [int(child.stdout.readline()) for _ in range(300)]
+            hit(child.pid)
+            said += [int(word) for word in child.stdout.read().split("\n")[:-1]]
+        state, found = LmdbState(tmp_path / "state"), dict[bytes, bytes | None]()
+        state.update([b"%d" % n for n in said], lambda kept, found=found: found.update(kept) or {})
+        assert state.moved is None
+        assert set(found.values()) == {b"v" * 500}
+        kill(state)
 
 
 def test_after_a_power_failure_the_events_are_moved_aside(
