@@ -40,8 +40,14 @@ def check_same_windows(release: Release, stable: Release, windows_of: WindowsOf)
 
 
 def _computed(plan: WindowPlan | None) -> WindowPlan | None:
-    """The plan without what changes no number."""
-    return None if plan is None else replace(plan, unavailable="refuse")
+    """The plan without what changes no number: the order of the spec, and what happens without events."""
+    if plan is None:
+        return None
+    inputs = tuple(sorted(plan.inputs, key=lambda column: column.name))
+    windows = tuple(sorted(plan.windows, key=lambda window: sorted(window.columns)))
+    return replace(
+        plan, unavailable="refuse", inputs=inputs, dropped=tuple(sorted(plan.dropped)), windows=windows
+    )
 
 
 class CombinedFleet:

@@ -63,7 +63,8 @@ class ValkeyState:
 
     def __init__(self, place: ValkeyPlace, owner: str) -> None:
         self._place, self._owner = place, hashlib.sha256(owner.encode()).hexdigest()[:16].encode()
-        secure: dict[str, Any] = {"ssl": True, "ssl_ca_certs": place.authority} if place.tls else {}
+        more: dict[str, Any] = {"ssl": True, "ssl_ca_certs": place.authority} if place.tls else {}
+        more["redis_connect_func"] = self._check_server  # it is called with the connection
         self._client: Any = Redis(
             host=place.host,
             port=place.port,
@@ -73,8 +74,7 @@ class ValkeyState:
             socket_timeout=_ANSWER_S,
             socket_connect_timeout=_ANSWER_S,
             retry=Retry(NoBackoff(), 0),
-            redis_connect_func=self._check_server,
-            **secure,
+            **more,
         )
         self._stop, self._problem = threading.Event(), self._look()
         self._looking = threading.Thread(target=self._keep_looking, name="valkey", daemon=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from serin.store.artifacts import Release
 from serin.store.store import Store
 from tests.fakes.rollout import FakeFleet
 from tests.unit.serving import bundles
-from tests.unit.windows.test_step import plan
+from tests.unit.windows.test_step import plan, two_keys
 
 SHARED = "valkeys://valkey.internal:6380/0"
 
@@ -86,8 +87,12 @@ def test_other_windows_than_those_of_the_live_version_are_refused_also_for_a_sin
     fleet.check_fits(stable, stable, share=share)
 
 
-def test_what_happens_without_events_may_change_with_a_version(tmp_path: Path) -> None:
-    found = {1: plan("refuse"), 2: plan("nulls")}
+def test_what_changes_no_number_may_change_with_a_version() -> None:
+    live = two_keys()
+    found = {
+        1: live,
+        2: replace(live, unavailable="nulls", inputs=live.inputs[::-1], windows=live.windows[::-1]),
+    }
     first, second = (Release(model="pay", version=version) for version in found)
     check_same_windows(second, first, lambda release: found[release.version])
 
