@@ -106,7 +106,8 @@ def forget_events(
 ) -> None:
     """Delete all kept events of one key, in the windows of all versions that are by exactly these columns."""
     from serin.host.windows import forget_keys, served_plan
-    from serin.pipeline.events import known_plans, plan_of, read_key
+    from serin.pipeline.events import plan_of, read_key
+    from serin.watcher.event_keys import known_plans
 
     home, store = environment.home(), open_store()
     plan = served_plan(home, model) or plan_of(store.find(model))

@@ -16,13 +16,11 @@ from serin.errors import EventsUnfit, SpecError
 from serin.etl.sources.files import find_files
 from serin.formats.rows import read_rows
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
-from serin.formats.windows import FILE, ROW, WindowPlan, read_windows
+from serin.formats.windows import ROW, WindowPlan, read_windows
 from serin.formats.wire import to_wire
-from serin.host.windows import served_plan
 from serin.serving.windows.pushed import read_value
 from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle
-from serin.store.store import Store
 from serin.windows.events import event_rows, future_event
 
 BATCH = 1000
@@ -35,16 +33,6 @@ def plan_of(bundle: Bundle) -> WindowPlan:
         reason = f"version {bundle.version} has no windows with source: online"
         raise EventsUnfit(model=bundle.model, reason=reason)
     return plan
-
-
-def known_plans(home: Path, store: Store, model: str) -> list[WindowPlan]:
-    """The plans by which events of a model may be kept: the one that is served here, and those of all versions."""
-    files = (store.read_file(model, version, FILE) for version in store.versions(model))
-    plans = [
-        served_plan(home, model),
-        *(WindowPlan.load(content) for content in files if content is not None),
-    ]
-    return list({plan.dump(): plan for plan in plans if plan is not None}.values())
 
 
 def read_key(plan: WindowPlan, words: Sequence[str]) -> dict[str, list[Any]]:

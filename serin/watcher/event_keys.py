@@ -10,12 +10,21 @@ from typing import Any
 import pyarrow as pa
 
 from serin.expressions import parse
-from serin.formats.windows import WindowPlan
-from serin.host.windows import forget_keys, keeps_events
-from serin.pipeline.events import known_plans
+from serin.formats.windows import FILE, WindowPlan
+from serin.host.windows import forget_keys, keeps_events, served_plan
 from serin.store.store import Store
 
 _AT_ONCE = 1000
+
+
+def known_plans(home: Path, store: Store, model: str) -> list[WindowPlan]:
+    """The plans by which events of a model may be kept: the one that is served here, and those of all versions."""
+    files = (store.read_file(model, version, FILE) for version in store.versions(model))
+    plans = [
+        served_plan(home, model),
+        *(WindowPlan.load(content) for content in files if content is not None),
+    ]
+    return list({plan.dump(): plan for plan in plans if plan is not None}.values())
 
 
 def forget_events(home: Path, model: str, where: str) -> Callable[[int, pa.Table], int]:
