@@ -129,12 +129,14 @@ def ask_windows(
         text = answer.read()
     except OSError as error:
         raise StateUnavailable(
-            reason=f"the process {WINDOWS!r} does not answer ({error}); is a model with online windows live here?"
+            reason=f"the process {WINDOWS!r} does not answer ({error}); is the stack up, and a model with online "
+            "windows live here?"
         ) from error
     finally:
         connection.close()
+    reason = text.decode(errors="replace")
     if answer.status == 503:
-        raise StateUnavailable(reason=text.decode(errors="replace"))
+        raise StateUnavailable(reason=reason.removeprefix(str(StateUnavailable(reason=""))))
     if answer.status != 200:
-        raise EventsUnfit(model=model, reason=text.decode(errors="replace"))
+        raise EventsUnfit(model=model, reason=reason)
     return json.loads(text)

@@ -26,15 +26,19 @@ from serin.serving.envoy.routes import Timeouts
 from serin.serving.windows.server import serve
 from serin.serving.windows.step import Step
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.store import Store
 from serin.watcher import metrics
 from serin.watcher.event_keys import forget_events, kept_keys
+from serin.windows.events import OnlineWindows
 from serin.windows.lmdb_state import LmdbState
 from serin.windows.state import MemoryState
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.commands import serin
 from tests.kit.waiting import until
 from tests.kit.web import Handler, web_server
-from tests.unit.windows.test_step import ask_json, plan, windows_in
+from tests.unit.serving import bundles
+from tests.unit.windows.test_step import ask_json, plan, two_keys, windows_in
 
 MODELS = ("pay", "other")
 LENGTH = "inference-header-content-length"
@@ -319,6 +323,33 @@ def test_events_go_with_the_recorded_rows_of_their_keys(tmp_path: Path) -> None:
     (mixed,) = kept_keys(home, "pay", "card = 'c1' and amount > 1", ["card", "amount"])
     assert "windows by card stay: the condition may hold for some" in mixed
     assert kept_keys(home, "pay", "card = 'c1'", ["card"]) == []
+
+
+def test_a_key_is_forgotten_in_the_windows_of_all_versions_and_the_others_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, store = tmp_path / "home", Store(str(tmp_path / "store"))
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
+    plans, now, state = (two_keys(), plan(span_s=3600)), time.time_ns() // 1000, MemoryState()
+    for each in plans:
+        bundles.publish(store, bias=0.0, model="pay", extra={"windows.json": each.dump()})
+    plans_folder(home).mkdir(parents=True)
+    (plans_folder(home) / "pay.json").write_bytes(plans[0].dump())
+
+    def counts(at: int) -> list[dict[str, Any]]:
+        row = {"id": [str(at)], "at": [at], "card": ["c1"], "shop": ["s1"], "amount": [1.0]}
+        return [OnlineWindows("pay", each, state).answer(row, [at]).columns for each in plans]
+
+    counts(now)
+    with stepping(windows_socket(home), Step(plans_folder(home), lambda: state)):
+        until(windows_socket(home).exists, "the step")
+        said = serin("events", "forget", "pay", "card=c1", "--yes")
+    assert "deleted the events of 2 keys" in said
+    assert "windows by card, shop are not by this key: their events stay" in said
+    assert "windows by shop are not by this key: their events stay" in said
+    first, second = counts(now + 1)
+    assert (first["n"], first["at_shop"], first["pair"], second["n"]) == ([0], [1], [1], [0])
 
 
 def test_a_key_of_one_model_pushes_no_events_to_another(scene: tuple[Any, int, Step]) -> None:
