@@ -37,6 +37,6 @@ def models_to_refresh(model: str | None) -> list[str]:
 async def refresh_lookups(model: str, canary: bool) -> Release:
     """Returns the release that is live once the tables of the model's lookups were read again."""
     who = f"{environment.actor()} (flow run {flow_run.name})"
-    found = await in_thread(use_case.refresh_lookups, model, canary=canary, by=who)
+    found = await in_thread(use_case.refresh_lookups, model, canary=canary, again=False, by=who)
     get_run_logger().info("%s: %s", found.value.name, found.why)
     return found.value

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serin.errors import RequestsDiffer, RolloutRefused
 from serin.formats.schema import Schema, difference
+from serin.formats.windows import WindowPlan
 from serin.rollout.run.ports import Processes
 from serin.serving.external import External
 from serin.store.artifacts import Endpoint, Release
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from serin.rollout.decide.advance import ReleaseState
 
 SchemaOf = Callable[[Release], Schema]
+WindowsOf = Callable[[Release], WindowPlan | None]
 
 
 def check_same_requests(release: Release, stable: Release, schema_of: SchemaOf) -> None:
@@ -23,12 +26,43 @@ def check_same_requests(release: Release, stable: Release, schema_of: SchemaOf) 
         raise RequestsDiffer(release=release.name, stable=stable.name, reason=reason)
 
 
+def check_same_windows(release: Release, stable: Release, windows_of: WindowsOf) -> None:
+    """Raise RolloutRefused when the versions need other online windows: the gateway computes those of one version for
+    all requests of the model."""
+    before, after = windows_of(stable), windows_of(release)
+    if _computed(before) != _computed(after):
+        raise RolloutRefused(
+            model=release.model,
+            command="start",
+            reason=f"its windows with source: online are not those of {stable.name}; backfill its events, then retire "
+            "the model and start this version (docs/how-to/online-windows.md)",
+        )
+
+
+def _computed(plan: WindowPlan | None) -> WindowPlan | None:
+    """The plan without what changes no number: the order of the spec, and what happens without events."""
+    if plan is None:
+        return None
+    inputs = tuple(sorted(plan.inputs, key=lambda column: column.name))
+    windows = tuple(sorted(plan.windows, key=lambda window: sorted(window.columns)))
+    return replace(
+        plan, unavailable="refuse", inputs=inputs, dropped=tuple(sorted(plan.dropped)), windows=windows
+    )
+
+
 class CombinedFleet:
     """A fleet of both kinds. A version that is served elsewhere is only called; every other one is started and stopped
     here."""
 
-    def __init__(self, ours: Processes, external: External, schema_of: SchemaOf) -> None:
-        self._ours, self._external, self._schema_of = ours, external, schema_of
+    def __init__(
+        self,
+        ours: Processes,
+        external: External,
+        schema_of: SchemaOf,
+        windows_of: WindowsOf = lambda _: None,
+    ) -> None:
+        self._ours, self._external = ours, external
+        self._schema_of, self._windows_of = schema_of, windows_of
 
     def start(self, release: Release) -> None:
         if not self._external.has(release):
@@ -60,7 +94,8 @@ class CombinedFleet:
 
     def check_fits(self, release: Release, stable: Release, *, share: bool) -> None:
         """Checks servers that run elsewhere, and versions in the store that will share clients. A plan with the single
-        step 100 changes inputs on purpose."""
+        step 100 changes inputs on purpose, and still no online windows."""
+        check_same_windows(release, stable, self._windows_of)
         elsewhere = {self._external.has(release), self._external.has(stable)}
         if elsewhere == {True}:
             self._external.check_fits(release, stable)

@@ -29,6 +29,7 @@ from serin.cluster.version_settings import (
     stored_replicas,
     stored_schema,
     stored_timeouts,
+    stored_windows,
 )
 from serin.errors import LeadershipLost, SerinError, StoreUnreachable
 from serin.formats.policy import read_policy
@@ -103,7 +104,7 @@ class LedController:
                 wait=wait or self._stopped.wait,
                 steady=time.monotonic,
             ),
-            fleet=CombinedFleet(led, external, stored_schema(store)),
+            fleet=CombinedFleet(led, external, stored_schema(store), stored_windows(store)),
             judge=ClusterJudge(
                 objects,
                 self._hosts,

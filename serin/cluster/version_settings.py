@@ -15,7 +15,7 @@ from serin.formats.cluster.host_report import AgentReport
 from serin.formats.cluster.replicas import HOSTS_WITH_AGENTS, ONE_MACHINE, no_autoscaler
 from serin.formats.policy import check_policy
 from serin.formats.schema import Schema, read_schema
-from serin.formats.windows import read_windows
+from serin.formats.windows import WindowPlan, read_windows
 from serin.machine.ports import is_loopback
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
@@ -61,6 +61,11 @@ def model_timeouts(timeouts: Callable[[Release], Timeouts], releases: Sequence[R
 def stored_schema(store: Store) -> Callable[[Release], Schema]:
     """Returns the schemas of versions in the store."""
     return lambda release: read_schema(Path(store.bundle(release.model, release.label).path))
+
+
+def stored_windows(store: Store) -> Callable[[Release], WindowPlan | None]:
+    """Returns the online windows of versions in the store; None for one without."""
+    return lambda release: read_windows(Path(store.bundle(release.model, release.label).path))
 
 
 def check_trusted(store: Store, external: External | None = None) -> Callable[[Release], None]:

@@ -36,8 +36,8 @@ def run(home: Path, stop: threading.Event) -> None:
         asyncio.run(_serve(step, windows_socket(home), stop))
     finally:
         ended.set()
-        sweeper.join()
         step.close()
+        sweeper.join()
 
 
 def open_state(home: Path) -> State:

@@ -214,11 +214,11 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
     from serin.monitoring.capture.counters import models_captured
     from serin.monitoring.capture.read import column_types
     from serin.watcher.captures import forget_rows, record_all
-    from serin.watcher.event_keys import unread_keys
 
     record_all(home, model)
     if model not in models_captured(home):
         raise not_recorded(model)
+    _say_what_stays(home, model, where, column_types(home, model))
     if not yes and (rows := forget_rows(home, model, where, remove=False).rows):
         confirm(f"Delete {counted(rows, 'recorded row')} of {model} and their labels?", yes=False)
     found = forget_rows(
@@ -229,10 +229,6 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
         return
     for name in found.unread:
         say(f"some versions do not record the column {name!r}: it counts as null there")
-    for name in unread_keys(home, model, list(column_types(home, model))):
-        say(
-            f"events of online windows are kept by {name!r}, which is not recorded: use `serin events forget` for them"
-        )
     what = f"{counted(found.rows, 'row')} in {counted(found.files, 'file')}"
     show(f"deleted {what}, and {counted(found.labels, 'label')}")
     if found.leftovers:
@@ -244,9 +240,10 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
 def _forget_everywhere(
     home: Path, shared: SharedRecords, model: str, where: str, wait: float, *, yes: bool, as_json: bool
 ) -> None:
-    from serin.watcher.captures import ask_to_forget, check_request, wait_until_forgotten
+    from serin.watcher.captures import all_hosts, ask_to_forget, check_request, wait_until_forgotten
 
     check_request(home, shared, model, where)
+    _say_what_stays(home, model, where, all_hosts(home, shared, model).columns())
     confirm(f"Delete the recorded rows of {model} on all hosts where {where}, and their labels?", yes=yes)
     request = ask_to_forget(shared, model, where)
 
@@ -255,6 +252,13 @@ def _forget_everywhere(
 
     state = wait_until_forgotten(shared, request, wait, on_wait=waiting)
     _show_requests([state], as_json=as_json)
+
+
+def _say_what_stays(home: Path, model: str, where: str, recorded: Iterable[str]) -> None:
+    from serin.watcher.event_keys import kept_keys
+
+    for problem in kept_keys(home, model, where, [*recorded]):
+        say(problem)
 
 
 def _show_states(model: str, shared: SharedRecords | None, *, as_json: bool) -> None:

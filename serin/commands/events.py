@@ -34,18 +34,23 @@ def push_events(
     ],
     as_json: Json = False,
 ) -> None:
-    """Count the events of a file, as if they arrived now. [default: the newest version]"""
+    """Count the events of a file, as if they arrived now, in the windows of a version. [default: the one that is
+    served, else the newest]
+    """
+    from serin.host.windows import served_plan
     from serin.pipeline.events import file_events, plan_of
 
     bundle, outcomes = open_store().find(name), Counter[str]()
-    plan = plan_of(bundle)
+    served = served_plan(environment.home(), bundle.model) if name == bundle.model else None
+    plan = served or plan_of(bundle)
     _send(bundle.model, plan, file_events(plan, file, bundle, outcomes), outcomes, as_json)
 
 
 def backfill_events(name: ModelVersion, as_json: Json = False) -> None:
     """Count the newest events of the training table, each at its time, so that a version starts warm.
 
-    Run it before the version is rolled out: an event that is older than one that was counted is late.
+    Run it before the version is rolled out: an event that is older than one that was counted is late. They count in the
+    windows of this version: those of the live one, where they are defined alike, and no others. [default: the newest]
     """
     from serin.pipeline.events import plan_of, training_events
 
@@ -58,13 +63,13 @@ def _send(
     model: str, plan: WindowPlan, batches: Iterator[dict[str, Any]], outcomes: Counter[str], as_json: bool
 ) -> None:
     from serin.host.state import running_stack
-    from serin.host.windows import begin_plan, send_history
+    from serin.host.windows import begin_windows, send_history
 
     home = environment.home()
     running_stack(home)
-    begin_plan(home, model, plan.to_json())
+    begin_windows(home)
     for batch in batches:
-        outcomes.update(send_history(home, model, batch))
+        outcomes.update(send_history(home, model, plan, batch))
     if as_json:
         show_json(outcomes)
     else:
@@ -99,11 +104,17 @@ def forget_events(
     keys: Annotated[list[str], typer.Argument(metavar="COLUMN=VALUE...", help="The key of the events.")],
     yes: Yes = False,
 ) -> None:
-    """Delete all kept events of one key."""
-    from serin.host.windows import ask_windows
+    """Delete all kept events of one key, in the windows of all versions that are by exactly these columns."""
+    from serin.host.windows import forget_keys, served_plan
     from serin.pipeline.events import plan_of, read_key
+    from serin.watcher.event_keys import known_plans
 
-    rows = read_key(plan_of(open_store().find(model)), keys)
+    home, store = environment.home(), open_store()
+    plan = served_plan(home, model) or plan_of(store.find(model))
+    rows = read_key(plan, keys)
     confirm(f"delete the events of {', '.join(keys)}?", yes=yes)
-    dropped = ask_windows(environment.home(), "/forget", rows, model=model)["keys"]
+    dropped = sum(forget_keys(home, model, each, rows) for each in known_plans(home, store, model))
     show(f"deleted the events of {counted(dropped, 'key')} (one for each window)")
+    for key in plan.keys:
+        if {*key} != rows.keys():
+            say(f"windows by {', '.join(key)} are not by this key: their events stay")

@@ -70,6 +70,11 @@ class WindowPlan(Document, form="serin.windows"):
         """The columns that are added to a request."""
         return {name: column for window in self.windows for name, column in window.columns.items()}
 
+    @property
+    def keys(self) -> list[tuple[str, ...]]:
+        """The columns of each key that windows are by, each key once."""
+        return sorted({tuple(sorted(window.by)) for window in self.windows})
+
     def sent(self, inputs: Sequence[InputColumn]) -> tuple[InputColumn, ...]:
         """What clients send of a model with these inputs: also the columns that only events have, and no windows."""
         only = [column for column in self.inputs if column.name in self.dropped]

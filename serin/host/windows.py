@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from serin.errors import StateUnavailable
+from serin.errors import EventsUnfit, StateUnavailable
+from serin.formats.windows import WindowPlan
 from serin.host.standing import standing_process
 from serin.host.supervisor import Supervisor
 from serin.machine import environment
@@ -47,23 +50,43 @@ def windows_process(home: Path) -> Process:
 
 
 def apply_plans(home: Path, plans: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the plans of the models that are served here, and starts the process when there are any. Events of a model
-    that is not served any more stay until they expire."""
+    """Keeps the plans of the models that are served here, and runs the process when there are any. Events of a model
+    that is not served any more stay until they expire: the process runs for them, too."""
     folder = plans_folder(home)
+    for path in folder.glob("*.json"):
+        if path.stem not in plans:
+            path.unlink()
     for model, plan in plans.items():
         path, text = folder / f"{model}.json", json.dumps(plan, sort_keys=True)
         if not path.exists() or path.read_text() != text:
             folder.mkdir(parents=True, exist_ok=True)
             write_secret(path, text)
+    if plans or state_folder(home).exists():
+        _start(home)
+
+
+def served_plan(home: Path, model: str) -> WindowPlan | None:
+    """How the windows of a model are computed here now; None when none are."""
+    try:
+        return WindowPlan.load((plans_folder(home) / f"{model}.json").read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def keeps_events(home: Path) -> bool:
+    """Whether events of any model may be kept here, or in the place that hosts share."""
+    return state_folder(home).exists() or any(plans_folder(home).glob("*.json"))
+
+
+def _start(home: Path) -> None:
     supervisor = Supervisor(home)
-    if plans and not supervisor.runs(WINDOWS):
+    if not supervisor.runs(WINDOWS):
         supervisor.start(windows_process(home))
 
 
-def begin_plan(home: Path, model: str, plan: Mapping[str, Any]) -> None:
-    """Lets the process compute the windows of a model that is not served yet; the plan of one that is stays."""
-    path = plans_folder(home) / f"{model}.json"
-    apply_plans(home, {model: json.loads(path.read_text()) if path.exists() else plan})
+def begin_windows(home: Path) -> None:
+    """Starts the process, also for a model that is not served yet, and waits until it answers."""
+    _start(home)
     deadline = time.monotonic() + _START_S
     while True:
         try:
@@ -75,16 +98,30 @@ def begin_plan(home: Path, model: str, plan: Mapping[str, Any]) -> None:
             time.sleep(0.1)
 
 
-def send_history(home: Path, model: str, batch: Mapping[str, Any]) -> dict[str, int]:
-    """Counts events that may have arrived earlier; the outcome of each."""
-    found: dict[str, int] = ask_windows(home, "/history", batch, model=model)
+def send_history(home: Path, model: str, plan: WindowPlan, batch: Mapping[str, Any]) -> dict[str, int]:
+    """Counts events that may have arrived earlier in the windows of `plan`; how many events had which outcome."""
+    body = {"plan": plan.to_json(), **batch}
+    found: dict[str, int] = ask_windows(home, "/history", body, model=model)
+    return found
+
+
+def forget_keys(home: Path, model: str, plan: WindowPlan, rows: Mapping[str, list[Any]]) -> int:
+    """Deletes the events of these keys in the windows of `plan` that are by exactly the columns of `rows`; returns of
+    how many keys there were any. Folders that were moved aside after a power failure may hold them: they go, too."""
+    state = state_folder(home)
+    for aside in state.parent.glob(f"{state.name}-before-*"):
+        with suppress(FileNotFoundError):  # another call removes it
+            shutil.rmtree(aside)
+    body = {"plan": plan.to_json(), "rows": rows}
+    found: int = ask_windows(home, "/forget", body, model=model)["keys"]
     return found
 
 
 def ask_windows(
     home: Path, path: str, body: Any = None, *, model: str = "", within_s: float = _ANSWER_S
 ) -> Any:
-    """Asks the process itself, as the owner of the stack. StateUnavailable when it does not answer."""
+    """Asks the process itself, as the owner of the stack. StateUnavailable when it does not answer or cannot use the
+    events; EventsUnfit when it refuses what was sent."""
     connection = UnixConnection(windows_socket(home), within_s)
     try:
         connection.request("POST", path, json.dumps(body).encode(), {"x-serin-model": model})
@@ -92,10 +129,14 @@ def ask_windows(
         text = answer.read()
     except OSError as error:
         raise StateUnavailable(
-            reason=f"the process {WINDOWS!r} does not answer ({error}); is a model with online windows live here?"
+            reason=f"the process {WINDOWS!r} does not answer ({error}); is the stack up, and a model with online "
+            "windows live here?"
         ) from error
     finally:
         connection.close()
+    reason = text.decode(errors="replace")
+    if answer.status == 503:
+        raise StateUnavailable(reason=reason.removeprefix(str(StateUnavailable(reason=""))))
     if answer.status != 200:
-        raise StateUnavailable(reason=text.decode(errors="replace"))
+        raise EventsUnfit(model=model, reason=reason)
     return json.loads(text)

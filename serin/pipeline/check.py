@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from serin.errors import ColumnMissing, SpecError
 from serin.formats.cluster.replicas import no_autoscaler, place_without_autoscaler
-from serin.formats.schema import InputColumn, difference, read_schema
+from serin.formats.schema import ONLINE, InputColumn, difference, read_schema
 from serin.formats.serving.journal import NOT_PROMISED
 from serin.machine.packages import entered
 from serin.spec.data import DataSpec
@@ -228,7 +228,13 @@ def _unlike_live(spec: PipelineSpec, inputs: Sequence[InputColumn]) -> str:
     if not reason:
         return ""
     rule = "" if spec.rollout.shares[0] == 100 else "; set rollout.steps: [100], or give it another name"
+    if _online(schema.inputs) != _online(inputs):
+        rule = "; online windows change once the model is retired (docs/how-to/online-windows.md)"
     return f"clients of live version {live} must change: {reason}{rule}"
+
+
+def _online(inputs: Sequence[InputColumn]) -> dict[str, str | None]:
+    return {column.name: column.window for column in inputs if column.source == ONLINE}
 
 
 def _with_table_problems(error: SpecError, source: Mapping[str, Any] | Path) -> SpecError:

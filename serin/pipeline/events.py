@@ -16,12 +16,12 @@ from serin.errors import EventsUnfit, SpecError
 from serin.etl.sources.files import find_files
 from serin.formats.rows import read_rows
 from serin.formats.schema import INT64_NULL, InputColumn, Schema
-from serin.formats.windows import WindowPlan, read_windows
+from serin.formats.windows import ROW, WindowPlan, read_windows
 from serin.formats.wire import to_wire
 from serin.serving.windows.pushed import read_value
 from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle
-from serin.windows.events import event_rows
+from serin.windows.events import event_rows, future_event
 
 BATCH = 1000
 
@@ -38,9 +38,9 @@ def plan_of(bundle: Bundle) -> WindowPlan:
 def read_key(plan: WindowPlan, words: Sequence[str]) -> dict[str, list[Any]]:
     """The key that words like card=c7 name, as columns of one row. SpecError for words that name no key."""
     given = [each.partition("=")[::2] for each in words]
-    wanted = sorted({name for window in plan.windows for name in window.by})
-    if sorted(name for name, _ in given) != wanted:
-        problem = f"name each key column once: {', '.join(f'{name}=VALUE' for name in wanted)}"
+    if tuple(sorted(name for name, _ in given)) not in plan.keys:
+        keys = ", or ".join(" ".join(f"{name}=VALUE" for name in key) for key in plan.keys)
+        problem = f"name each column of one key once: {keys}"
         raise SpecError(where="the key", problems=[("", problem)])
     columns = {column.name: column for column in plan.inputs}
     rows: dict[str, list[Any]] = {}
@@ -62,9 +62,13 @@ def file_events(
     plan: WindowPlan, file: Path, bundle: Bundle, outcomes: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """The events of a file, oldest first, in batches: `rows` by column, `arrival` None (they arrive now). Those that
-    are too old are counted in `outcomes` and left out, so that they take no memory."""
-    oldest = time.time_ns() // 1000 - plan.max_late_us
-    arrays, left_out = _read(plan, [file], bundle, plan.time, oldest)
+    are too old are counted in `outcomes` and left out, so that they take no memory. EventRefused for a time too far in
+    the future, before the first batch."""
+    now = time.time_ns() // 1000
+    arrays, left_out = _read(plan, [file], bundle, plan.time, now - plan.max_late_us)
+    ahead = np.flatnonzero(arrays[plan.time] > now + plan.max_future_us)
+    if len(ahead):
+        raise future_event(plan, int(arrays[ROW][ahead[0]]), int(arrays[plan.time][ahead[0]]) - now)
     if left_out:
         outcomes["old"] += left_out * len(plan.windows)
     yield from _batches(plan, arrays, None)
@@ -89,21 +93,20 @@ def training_events(plan: WindowPlan, bundle: Bundle) -> Iterator[dict[str, Any]
 def _read(
     plan: WindowPlan, files: Sequence[Path], bundle: Bundle, by: str, oldest: int
 ) -> tuple[dict[str, Any], int]:
-    """The rows whose `by`, a column with times, is not before `oldest`, and how many others there are. Files are read a
-    piece at a time."""
+    """The rows whose `by`, a column with times, is not before `oldest`, each with its number, and how many others there
+    are. Files are read a piece at a time."""
     more = () if by in plan.kinds else (InputColumn(name=by, kind="timestamp", dtype="INT64"),)
     schema = Schema(task="regression", inputs=(*plan.inputs, *more), outputs=())
-    parts, left_out = [], 0
+    names = [*(column.name for column in schema.inputs), ROW]
+    parts, left_out, rows = [], 0, 0
     for piece in (each for file in files for each in read_rows(file, schema, Path(bundle.path))):
         part = {name: values.reshape(-1) for name, values in to_wire(piece, schema).items()}
+        part[ROW] = np.arange(rows, rows := rows + len(part[by]))
         usable = (part[by] >= oldest) | (part[by] == INT64_NULL)
         left_out += int((~usable).sum())
         if usable.any():
             parts.append({name: values[usable] for name, values in part.items()})
-    found = {
-        column.name: np.concatenate([part[column.name] for part in parts]) if parts else np.empty(0)
-        for column in schema.inputs
-    }
+    found = {name: np.concatenate([part[name] for part in parts]) if parts else np.empty(0) for name in names}
     return found, left_out
 
 

@@ -23,6 +23,7 @@ from serin.machine.locks import locked
 from serin.pipeline.roll_out import OnDecision, follow_rollout, rollout_outcome, submit_rollout
 from serin.pipeline.stage import StageResult
 from serin.rollout.decide.plan import Plan
+from serin.rollout.decide.state import Phase
 from serin.rollout.run.access import find_rollouts
 from serin.rollout.run.status import status_of
 from serin.spec.pipeline import PipelineSpec
@@ -55,6 +56,7 @@ def refresh_lookups(
     *,
     max_row_change: float | None = None,
     canary: bool = False,
+    again: bool = True,
     by: str | None = None,
     why: str = "",
     on_decision: OnDecision = lambda _: None,
@@ -65,7 +67,8 @@ def refresh_lookups(
     have not changed.
 
     `max_row_change`: instead of the spec's. `canary`: the edition gets traffic by the steps of the spec; by default all
-    of it at once, when its golden rows are answered. `follow`: waits until it is live. LookupRefused, CheckFailed and
+    of it at once, when its golden rows are answered. `again`: also an edition that was rolled back, when the tables are
+    still those of it. `follow`: waits until it is live. LookupRefused, CheckFailed and
     GateFailed: nothing was published, and what is live stays.
     """
     store = Store.open()
@@ -74,6 +77,10 @@ def refresh_lookups(
     edition = find_or_publish(store, base, live, max_row_change=max_row_change)
     if edition.release == live:
         return StageResult(value=live, ran=False, why=f"the tables of {live.name} have not changed")
+    if not again and _was_rolled_back(edition.release, live):
+        name = edition.release.name
+        why = f"{name} has these tables and was rolled back; `serin lookups refresh {model}` tries it again"
+        return StageResult(value=live, ran=False, why=why)
     if (now := live_release(store, model)) != live:
         raise LookupRefused(table=model, reason=f"{now.name} has become live in the meantime; refresh again")
     spec = stored_spec(Path(base.path))
@@ -90,6 +97,16 @@ def refresh_lookups(
         return StageResult(value=edition.release, ran=True, why=reason)
     decisions = follow_rollout(edition.release, running, on_decision=on_decision, stop=stop)
     return StageResult(value=rollout_outcome(edition.release, decisions), ran=True, why=decisions[-1].reason)
+
+
+def _was_rolled_back(edition: Release, live: Release) -> bool:
+    """Whether an edition newer than the live one had been live before it, or its rollout was the last and failed."""
+    status = status_of(find_rollouts(), live.model)
+    if status is None or edition.edition < live.edition:
+        return False
+    last = status.rollout
+    failed = (last.version, last.edition, last.phase) == (edition.version, edition.edition, Phase.ROLLED_BACK)
+    return failed or edition == status.previous_release
 
 
 def live_release(store: Store, model: str) -> Release:

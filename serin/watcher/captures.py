@@ -58,8 +58,8 @@ def forget_rows(home: Path, model: str, where: str, *, remove: bool) -> Deletion
     hours = HomeHours(home, model)
     if not remove:
         return forget(hours, where, remove=False)
-    of_rows = [lambda version, rows: labels.forget(model, {version: rows}), forget_events(home, model)]
-    found = forget(hours, where, also=of_rows)
+    of_rows = [lambda version, rows: labels.forget(model, {version: rows})]
+    found = forget(hours, where, also=[*of_rows, forget_events(home, model, where)])
     labels.count_again(model)
     return replace(found, unread=tuple(sorted({*found.unread, *masked})))
 

@@ -2,47 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from serin.formats.windows import WindowPlan
-from serin.host.windows import ask_windows, plans_folder
+from serin.expressions import parse
+from serin.formats.windows import FILE, WindowPlan
+from serin.host.windows import forget_keys, keeps_events, served_plan
+from serin.store.store import Store
 
 _AT_ONCE = 1000
 
 
-def forget_events(home: Path, model: str) -> Callable[[int, pa.Table], int]:
-    """Returns what deletes the events of the keys of rows; it returns 0, the number of labels. Where the key is not
-    recorded, `unread_keys` names it. Raises StateUnavailable: then the rows stay, and it is done again."""
+def known_plans(home: Path, store: Store, model: str) -> list[WindowPlan]:
+    """The plans by which events of a model may be kept: the one that is served here, and those of all versions."""
+    files = (store.read_file(model, version, FILE) for version in store.versions(model))
+    plans = [
+        served_plan(home, model),
+        *(WindowPlan.load(content) for content in files if content is not None),
+    ]
+    return list({plan.dump(): plan for plan in plans if plan is not None}.values())
+
+
+def forget_events(home: Path, model: str, where: str) -> Callable[[int, pa.Table], int]:
+    """Returns what deletes the events of the keys of rows for which `where` is true; it returns 0, the number of
+    labels. `kept_keys` says which windows it does not reach. Raises StateUnavailable: then the rows stay, and it is
+    done again."""
+
+    @cache
+    def plans() -> list[WindowPlan]:
+        return known_plans(home, Store.open(), model) if keeps_events(home) else []
 
     def forget(version: int, rows: pa.Table) -> int:
         del version  # versions whose windows are defined alike share events
-        plan = _plan(home, model)
-        if plan is not None and not unread_keys(home, model, rows.column_names):
-            names = sorted({name for window in plan.windows for name in window.by})
-            columns = {name: _values(rows[name]) for name in names}
-            keys = list(dict.fromkeys(zip(*columns.values(), strict=True)))
-            for first in range(0, len(keys), _AT_ONCE):
-                part = zip(*keys[first : first + _AT_ONCE], strict=True)
-                ask_windows(home, "/forget", dict(zip(names, map(list, part), strict=True)), model=model)
+        for plan in plans():
+            for key in plan.keys:
+                if _is_of(where, key) and {*key} <= {*rows.column_names}:
+                    _forget(home, model, plan, rows.select(list(key)))
         return 0
 
     return forget
 
 
-def unread_keys(home: Path, model: str, recorded: list[str]) -> list[str]:
-    """The key columns of a model's online windows that are not recorded."""
-    plan = _plan(home, model)
-    found = {name for window in plan.windows for name in window.by} if plan is not None else set[str]()
-    return sorted(found - {*recorded})
+def kept_keys(home: Path, model: str, where: str, recorded: Collection[str]) -> list[str]:
+    """Which events of online windows stay when the rows for which `where` is true are deleted, and why."""
+    keys = sorted({key for plan in known_plans(home, Store.open(), model) for key in plan.keys})
+    found = list[str]()
+    for key in keys:
+        reason = (
+            "" if _is_of(where, key) else "the condition may hold for some events of a key and not for others"
+        )
+        if missing := sorted({*key} - {*recorded}):
+            reason = f"{', '.join(missing)} is not recorded"
+        if reason:
+            values = " ".join(f"{name}=VALUE" for name in key)
+            found.append(
+                f"the events of windows by {', '.join(key)} stay: {reason}; use `serin events forget {model} {values}`"
+            )
+    return found
 
 
-def _plan(home: Path, model: str) -> WindowPlan | None:
-    path = plans_folder(home) / f"{model}.json"
-    return WindowPlan.load(path.read_bytes()) if path.exists() else None
+def _is_of(where: str, key: tuple[str, ...]) -> bool:
+    """Whether all rows of a key meet the condition when one of them does: it reads nothing else. Otherwise the events
+    of the key are also those of others."""
+    return {*parse(where).columns} <= {*key}
+
+
+def _forget(home: Path, model: str, plan: WindowPlan, rows: pa.Table) -> None:
+    columns = [_values(rows[name]) for name in rows.column_names]
+    keys = list(dict.fromkeys(zip(*columns, strict=True)))
+    for first in range(0, len(keys), _AT_ONCE):
+        part = map(list, zip(*keys[first : first + _AT_ONCE], strict=True))
+        forget_keys(home, model, plan, dict(zip(rows.column_names, part, strict=True)))
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

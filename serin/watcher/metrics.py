@@ -281,7 +281,7 @@ def lookups(home: Path) -> Iterator[Metric]:
 
 
 def events(home: Path) -> Iterator[Metric]:
-    if not plans_folder(home).is_dir():
+    if not any(plans_folder(home).glob("*.json")):
         return  # no model here has online windows
     usable = gauge("serin_events_available", "Whether the events of online windows can be read and written.")
     counted = CounterMetricFamily(

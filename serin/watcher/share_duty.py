@@ -253,7 +253,7 @@ class ShareRound:
         return self._forget_in(HomeHours(self._home, model), where, remove=remove)
 
     def _forget_in(self, hours: Hours, where: str, *, remove: bool = True) -> Deletion:
-        events = [forget_events(self._home, hours.model)] if remove else []
+        events = [forget_events(self._home, hours.model, where)] if remove else []
         return forget(hours, where, remove=remove, also=[*_labels(hours.model, self._state()), *events])
 
     def _state(self) -> Path:

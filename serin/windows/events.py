@@ -79,16 +79,14 @@ class OnlineWindows:
         """EventRefused for the first row whose time is too far in the future."""
         for place, (time, arrival) in enumerate(zip(rows[self.plan.time], arrival_us, strict=True)):
             if time is not None and time > arrival + self.plan.max_future_us:
-                ahead = (time - arrival) / 1e6
-                raise EventRefused(
-                    row=place,
-                    reason=f"its {self.plan.time!r} is {ahead:,.0f} s in the future; check the clock",
-                )
+                raise future_event(self.plan, place, time - arrival)
 
     def forget(self, rows: Rows) -> int:
-        """Drops all events of the keys of these rows; returns of how many keys there were any."""
+        """Drops all events of the keys of these rows, in the windows that are by exactly these columns: one by fewer
+        of them holds events of others, too. Returns of how many keys there were any."""
         size = len(next(iter(rows.values())))
-        found = {window.key(rows, place) for window in self._windows for place in range(size)}
+        windows = [each for each in self._windows if {*each.window.by} == rows.keys()]
+        found = {window.key(rows, place) for window in windows for place in range(size)}
         dropped: set[bytes] = set()
 
         def change(kept: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
@@ -171,6 +169,12 @@ class _Work:
         return "counted"
 
 
+def future_event(plan: WindowPlan, row: int, ahead_us: int) -> EventRefused:
+    """The refusal of an event whose time is too far in the future."""
+    reason = f"its {plan.time!r} is {ahead_us / 1e6:,.0f} s in the future; check the clock"
+    return EventRefused(row=row, reason=reason)
+
+
 def window_prefix(model: str, plan: WindowPlan, window: OnlineWindow) -> bytes:
     """What the keys of a window's events begin with."""
     return model.encode() + b"\0" + plan.mark(window)
@@ -183,18 +187,18 @@ def window_key(model: str, plan: WindowPlan, window: OnlineWindow, values: Seque
 
 def event_rows(inputs: Sequence[InputColumn], arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
     """The columns of events out of arrays in wire form, strings as `str`; with None for what is null."""
-    rows: dict[str, list[Any]] = {}
-    for column in inputs:
-        values = arrays[column.name].reshape(-1).tolist()
-        if column.kind == "string":
-            nulls = {"", *column.null_texts}
-            rows[column.name] = [None if value in nulls else value for value in values]
-        elif column.kind == "float":
-            rows[column.name] = [None if value != value else value for value in values]
-        else:
-            null = null_of(column.kind)
-            rows[column.name] = [None if value == null else value for value in values]
-    return rows
+    return {column.name: with_nulls(arrays[column.name].reshape(-1).tolist(), column) for column in inputs}
+
+
+def with_nulls(values: Sequence[Any], column: InputColumn) -> list[Any]:
+    """Values in wire form, with None for null."""
+    if column.kind == "string":
+        nulls = {"", *column.null_texts}
+        return [None if value in nulls else value for value in values]
+    if column.kind == "float":
+        return [None if value != value else value for value in values]
+    null = null_of(column.kind)
+    return [None if value == null else value for value in values]
 
 
 def _event(value: Any) -> int:

@@ -17,12 +17,14 @@ from typing import Final
 import lmdb
 
 from serin.errors import StateUnavailable
+from serin.machine.durable import write_whole
 from serin.windows.ring import expires_at
 from serin.windows.state import Change
 
 SYNC_S: Final = 1.0
 _MAP_BYTES: Final = 1 << 40  # of addresses, not of memory or disk
-_SWEPT_KEYS: Final = 2_000  # in one transaction, so that requests do not wait for a sweep
+_SWEPT_KEYS: Final = 100  # in one transaction: requests wait for it
+_PAUSE_S: Final = 0.002  # between two, in which requests are answered
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _OPEN: Final = "open"
 DATA: Final = "data.mdb"
@@ -32,11 +34,11 @@ class LmdbState:
     """`moved`: where an earlier state was put that may be damaged; None: nowhere."""
 
     def __init__(self, folder: Path) -> None:
-        self.moved = _move_if_damaged(folder)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (folder / _OPEN).write_text(_boot())
-        self._folder, self._stop = folder, threading.Event()
+        self._folder, self._stop, self._sweeping = folder, threading.Event(), threading.Lock()
         with _mapped():
+            self.moved = _move_if_damaged(folder)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(folder / _OPEN, _boot())
             self._env = lmdb.open(
                 str(folder), map_size=_MAP_BYTES, sync=False, mode=0o600, max_readers=16, metasync=False
             )
@@ -52,21 +54,29 @@ class LmdbState:
                     work.put(key, content)
 
     def drop_expired(self, now_us: int) -> int:
-        dropped, place = 0, b""
-        while True:
-            with _mapped(), self._env.begin(write=True, buffers=True) as work, work.cursor() as cursor:
-                found = cursor.set_range(place) if place else cursor.first()
-                for _ in range(_SWEPT_KEYS):
-                    if not found:
-                        return dropped
-                    if expires_at(cursor.value()) < now_us:
-                        dropped += cursor.delete()
-                        found = bool(cursor.key())  # of the next one; empty after the last
-                    else:
-                        found = cursor.next()
+        """A few keys at a time, so that requests do not wait; `close` ends it."""
+        dropped = 0
+        place: bytes | None = b""
+        with self._sweeping:
+            while place is not None and not self._stop.wait(_PAUSE_S):
+                count, place = self._sweep(place, now_us)
+                dropped += count
+        return dropped
+
+    def _sweep(self, place: bytes, now_us: int) -> tuple[int, bytes | None]:
+        """How many keys were dropped from `place` on, and where to resume; None at the end."""
+        dropped = 0
+        with _mapped(), self._env.begin(write=True, buffers=True) as work, work.cursor() as cursor:
+            found = cursor.set_range(place) if place else cursor.first()
+            for _ in range(_SWEPT_KEYS):
                 if not found:
-                    return dropped
-                place = bytes(cursor.key())
+                    break
+                if expires_at(cursor.value()) < now_us:
+                    dropped += cursor.delete()
+                    found = bool(cursor.key())  # of the next one; empty after the last
+                else:
+                    found = cursor.next()
+            return dropped, bytes(cursor.key()) if found else None
 
     def size(self) -> tuple[int, int]:
         with _mapped():
@@ -77,7 +87,7 @@ class LmdbState:
     def close(self) -> None:
         self._stop.set()
         self._sync.join()
-        with _mapped():
+        with _mapped(), self._sweeping:
             self._env.sync(True)
             self._env.close()
         (self._folder / _OPEN).unlink(missing_ok=True)
@@ -96,10 +106,10 @@ def copy_state(folder: Path, target: Path) -> None:
 
 def _move_if_damaged(folder: Path) -> Path | None:
     try:
-        before = (folder / _OPEN).read_text()
+        before = (folder / _OPEN).read_bytes()
     except FileNotFoundError:
         return None
-    if before == _boot():
+    if before == _boot().encode():
         return None  # its process was killed, and the kernel was not
     aside = folder.with_name(f"{folder.name}-before-{int(time.time())}")
     folder.rename(aside)

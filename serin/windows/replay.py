@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,8 @@ def differing(plan: WindowPlan, folder: Path) -> tuple[int, str]:
     for number, window in enumerate(plan.windows):
         table = pq.read_table(history_file(folder, number))
         rows += table.num_rows
-        own = [column for column in plan.inputs if column.name in table.column_names]
-        replayed = WindowPlan(
-            time=plan.time,
-            id=plan.id,
-            max_late_us=plan.max_late_us,
-            max_future_us=plan.max_future_us,
-            unavailable=plan.unavailable,
-            inputs=tuple(own),
-            dropped=(),
-            windows=(window,),
-        )
-        found = replay(replayed, table)
+        own = tuple(column for column in plan.inputs if column.name in table.column_names)
+        found = replay(replace(plan, inputs=own, dropped=(), windows=(window,)), table)
         for name, column in window.columns.items():
             wanted = table.column(name).to_numpy(zero_copy_only=False)
             if problem := _difference(name, column.kind, found[name], wanted):

@@ -23,7 +23,8 @@ Value = int | float | None
 
 _HEAD = struct.Struct("<2sHIIqq")  # mark, version, checksum, events, time of the newest lost event, expiry
 _MARK, _VERSION = b"SW", 1
-_CODES: dict[str, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
+CODES: dict[Kind, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
+"""How a value is stored and sent."""
 _KEPT_BITS = 40
 _INT64_MOST = 2**63 - 1
 
@@ -53,7 +54,7 @@ class Ring:
         mark, version, checksum, count, lost, expires = _HEAD.unpack_from(content)
         if mark != _MARK or version != _VERSION or checksum != zlib.crc32(memoryview(content)[8:]):
             raise RingUnreadable("its checksum is wrong")
-        codes: list[Any] = ["q", "Q", *(_CODES[kind] for kind in kinds)]
+        codes: list[Any] = ["q", "Q", *(CODES[kind] for kind in kinds)]
         if len(content) != _HEAD.size + count * sum(map(struct.calcsize, codes)):
             raise RingUnreadable("its size is wrong")
         view, at, columns = memoryview(content), _HEAD.size, list[Any]()
@@ -76,29 +77,23 @@ class Ring:
         oldest: int,
         expires: int,
     ) -> Ring:
-        """The events with one more, which is the last of its time. Those before `oldest` are left out."""
+        """The events with one more, which is the last of its time. Those before `oldest` are left out, and of too many
+        the oldest: that may be the new one."""
         place = bisect_right(self.times, time)
         first = min(bisect_left(self.times, oldest), place)
-        lost = self.lost
-        if len(self.times) - first >= MOST_EVENTS:
-            lost = max(lost, self.times[first])
-            first += 1
         columns = [
             [*column[first:place], value, *column[place:]]
             for column, value in zip(
                 (self.times, self.ids, *self.values), (time, event, *values), strict=True
             )
         ]
-        return Ring(
-            lost=lost,
-            expires=max(expires, self.expires),
-            times=columns[0],
-            ids=columns[1],
-            values=tuple(columns[2:]),
-        )
+        over = max(len(columns[0]) - MOST_EVENTS, 0)
+        lost = max([self.lost, *columns[0][:over]])
+        times, ids, *rest = (column[over:] for column in columns)
+        return Ring(lost=lost, expires=max(expires, self.expires), times=times, ids=ids, values=tuple(rest))
 
     def write(self, kinds: Sequence[Kind]) -> bytes:
-        codes = ["q", "Q", *(_CODES[kind] for kind in kinds)]
+        codes = ["q", "Q", *(CODES[kind] for kind in kinds)]
         count = len(self.times)
         body = b"".join(
             struct.pack(f"<{count}{code}", *column)

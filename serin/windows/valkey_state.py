@@ -2,7 +2,8 @@
 
 Two calls per update: the contents are read, and stored by a script that compares what was read with what is there. So
 two hosts that change a key at the same moment do so one after the other. A server that would forget events is not used:
-one that does not write them to its disk, evicts keys when its memory is full, or is a replica.
+one that does not write them to its disk, evicts keys when its memory is full, or is a replica. Each new connection is
+asked, since a server that was restarted may have other settings.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _LOOK_S: Final = 0.5  # whether it is back
 _TRIES: Final = 100  # that find a key changed by another host in the meantime
 _MARGIN_MS: Final = 60_000  # that the clock of the server may be ahead
 _OWNER: Final = b"serin"  # the key that says whose events a database keeps
-_NEEDED: Final[Mapping[str, tuple[Any, str]]] = {
+_NEEDED: Final[Mapping[str, tuple[str, str]]] = {
     "role": ("master", "it is a replica; name the primary"),
-    "aof_enabled": (1, "it keeps nothing on its disk; set `appendonly yes`"),
+    "aof_enabled": ("1", "it keeps nothing on its disk; set `appendonly yes`"),
     "maxmemory_policy": (
         "noeviction",
         "it drops keys when its memory is full; set `maxmemory-policy noeviction`",
     ),
-    "cluster_enabled": (0, "it is part of a cluster, which cannot change keys of several windows at once"),
+    "cluster_enabled": ("0", "it is part of a cluster, which cannot change keys of several windows at once"),
 }
 """What INFO must say, and the problem otherwise."""
 # ARGV: for each key the digest of what was read ("" for nothing), then the content to store, then its expiry.
@@ -62,7 +63,8 @@ class ValkeyState:
 
     def __init__(self, place: ValkeyPlace, owner: str) -> None:
         self._place, self._owner = place, hashlib.sha256(owner.encode()).hexdigest()[:16].encode()
-        secure: dict[str, Any] = {"ssl": True, "ssl_ca_certs": place.authority} if place.tls else {}
+        more: dict[str, Any] = {"ssl": True, "ssl_ca_certs": place.authority} if place.tls else {}
+        more["redis_connect_func"] = self._check_server  # it is called with the connection
         self._client: Any = Redis(
             host=place.host,
             port=place.port,
@@ -72,7 +74,7 @@ class ValkeyState:
             socket_timeout=_ANSWER_S,
             socket_connect_timeout=_ANSWER_S,
             retry=Retry(NoBackoff(), 0),
-            **secure,
+            **more,
         )
         self._stop, self._problem = threading.Event(), self._look()
         self._looking = threading.Thread(target=self._keep_looking, name="valkey", daemon=True)
@@ -116,17 +118,26 @@ class ValkeyState:
     def _look(self) -> str:
         """Why the server cannot be used now; empty when it can."""
         try:
-            facts = self._client.info("everything")
-            problems = [problem for name, (value, problem) in _NEEDED.items() if facts.get(name) != value]
-            if not problems:
-                owner = self._client.set(_OWNER, self._owner, nx=True, get=True)
-                if owner not in (None, self._owner):
-                    problems = [
-                        "this database keeps the events of another store; name another number in SERIN_EVENTS"
-                    ]
+            self._client.connection_pool.disconnect(inuse_connections=False)  # a new one is checked
+            self._client.ping()
         except (RedisError, OSError) as error:
-            problems = [str(error)]
-        return f"{self._place}: {problems[0]}" if problems else ""
+            return f"{self._place}: {error}"
+        return ""
+
+    def _check_server(self, connection: Any) -> None:
+        """Raises RedisError when the server of a new connection would forget events, or keeps another owner's."""
+        connection.on_connect()
+        connection.send_command("INFO", "everything")
+        text = connection.read_response().decode()
+        facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        for name, (value, problem) in _NEEDED.items():
+            if facts.get(name) != value:
+                raise RedisError(problem)
+        connection.send_command("SET", _OWNER, self._owner, "NX", "GET")
+        if connection.read_response() not in (None, self._owner):
+            raise RedisError(
+                "this database keeps the events of another store; name another number in SERIN_EVENTS"
+            )
 
     def _keep_looking(self) -> None:
         """Looks whether a server that went away is back. Requests do not wait for it in the meantime."""

@@ -129,6 +129,28 @@ def test_keys_expire_and_a_key_takes_the_bytes_that_the_documentation_says(conne
     until(lambda: state.size()[0] <= more, "it is dropped", within_s=30)
 
 
+def test_a_server_that_comes_back_with_other_settings_is_not_used_though_nobody_saw_it_away(
+    tmp_path: Path,
+) -> None:
+    need("valkey")
+    own = EventsServer(tmp_path / "server", port=free_ports(1)[0])
+    own.start()
+    state = ValkeyState(own.place, STORE)
+    (tmp_path / "plans").mkdir()
+    step = step_of(tmp_path / "plans", state, clock=now_us())
+    try:
+        assert ask_json(step, "a", now_us(), 1.0).status == 200
+        own.kill()
+        with (own.folder / "valkey.conf").open("a") as settings:
+            settings.write("appendonly no\n")
+        own.start()
+        refused = ask_json(step, "b", now_us(), 1.0)
+        assert (refused.status, b"set `appendonly yes`" in refused.body) == (503, True)
+    finally:
+        state.close()
+        own.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

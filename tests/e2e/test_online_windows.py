@@ -26,15 +26,19 @@ from serin.serving.envoy.routes import Timeouts
 from serin.serving.windows.server import serve
 from serin.serving.windows.step import Step
 from serin.store.artifacts import Endpoint, ModelRoute, Release
+from serin.store.store import Store
 from serin.watcher import metrics
-from serin.watcher.event_keys import forget_events, unread_keys
+from serin.watcher.event_keys import forget_events, kept_keys
+from serin.windows.events import OnlineWindows
 from serin.windows.lmdb_state import LmdbState
 from serin.windows.state import MemoryState
 from tests.e2e.serving_host import wait_for
 from tests.e2e.serving_stack import lone_gateway
+from tests.kit.commands import serin
 from tests.kit.waiting import until
 from tests.kit.web import Handler, web_server
-from tests.unit.windows.test_step import ask_json, plan, windows_in
+from tests.unit.serving import bundles
+from tests.unit.windows.test_step import ask_json, plan, two_keys, windows_in
 
 MODELS = ("pay", "other")
 LENGTH = "inference-header-content-length"
@@ -45,12 +49,13 @@ class Echo(Handler):
     """Says which tensors arrived, and fails the first `failures` requests."""
 
     protocol_version = "HTTP/1.1"
-    failures = 0
+    failures = answered = 0
 
     def do_POST(self) -> None:
         body = self.read_body()
-        if Echo.failures:
-            Echo.failures -= 1
+        own = type(self)
+        if own.failures:
+            own.failures -= 1
             self.answer(b'{"error": "no"}', 503)
             return
         at, found = int(self.headers[LENGTH]), dict[str, Any]()
@@ -63,6 +68,7 @@ class Echo(Handler):
                 at += size
             else:
                 found[entry["name"]] = entry["data"]
+        own.answered += 1
         self.answer(json.dumps(found).encode())
 
 
@@ -77,6 +83,7 @@ def stepping(socket: Path, step: Step) -> Iterator[None]:
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join(30)
+        assert not thread.is_alive(), "the step has not ended"
         loop.close()
 
 
@@ -124,12 +131,13 @@ def scene(tmp_path: Path) -> Iterator[tuple[Any, int, Step]]:
     state = LmdbState(tmp_path / "state")
     step = Step(tmp_path / "plans", lambda: state)
     echo = GrpcEcho()
+    handler = type("Behind", (Echo,), {})  # its counters are of this test
     with (
-        web_server(Echo) as behind,
+        web_server(handler) as behind,
         grpc_server(echo) as grpc_behind,
         lone_gateway() as (gateway, port, host),
     ):
-        gateway.behind, gateway.echo = (behind, grpc_behind), echo
+        gateway.behind, gateway.echo, gateway.handler = (behind, grpc_behind), echo, handler
         apply(gateway)
         wait_for("the route", lambda: ask(port, "pay", "first", "none", 1.0)[0] == 503, host)
         with stepping(gateway.inside.with_name("windows.sock"), step):
@@ -175,10 +183,39 @@ def test_requests_get_their_windows_and_pushed_events_are_among_them(scene: tupl
 def test_a_request_that_a_server_fails_and_another_try_answers_counts_once(
     scene: tuple[Any, int, Step],
 ) -> None:
-    _, port, _ = scene
-    Echo.failures = 1
+    gateway, port, _ = scene
+    gateway.handler.failures = 1
     assert ask(port, "pay", "a", "c2", 1.0)[0] == 200
     assert ask(port, "pay", "b", "c2", 1.0)[1]["n"] == 1
+
+
+def test_both_arms_of_a_canary_get_the_windows_of_one_state_and_count_each_event_once(
+    scene: tuple[Any, int, Step],
+) -> None:
+    gateway, port, step = scene
+    stable, candidate = (Release(model="pay", version=version) for version in (1, 2))
+    other = type("Candidate", (Echo,), {})
+    with web_server(other) as behind:
+        endpoints = {
+            stable.name: Endpoint(
+                http=f"127.0.0.1:{gateway.behind[0]}", grpc=f"127.0.0.1:{gateway.behind[1]}"
+            ),
+            candidate.name: Endpoint(http=f"127.0.0.1:{behind}", grpc=f"127.0.0.1:{gateway.behind[1]}"),
+        }
+        route = ModelRoute(model="pay", epoch=2, stable=stable, candidate=candidate, candidate_percent=50.0)
+        gateway.apply([route], endpoints, {"pay": Timeouts(windows=plan().to_json())})
+        until(lambda: ask(port, "pay", "x", "none", 1.0)[0] == 200 and other.answered, "both arms answer")
+        before = step.counts["pay"]["counted"]
+        of_stable, of_candidate = gateway.handler.answered, other.answered
+        found = [ask(port, "pay", f"e{event // 2}", "c6", 1.0)[1]["n"] for event in range(60)]
+        assert step.counts["pay"]["counted"] - before == 60  # each at a time of its own
+        assert found == list(range(60))
+        assert min(gateway.handler.answered - of_stable, other.answered - of_candidate) > 0
+        other.failures = 60
+        found = [ask(port, "pay", f"failed {event}", "c6", 1.0)[1]["n"] for event in range(20)]
+        assert found == list(range(60, 80))
+        assert other.failures < 60
+        assert step.counts["pay"]["counted"] - before == 80
 
 
 def test_calls_of_grpc_and_bodies_without_a_length_get_their_windows(scene: tuple[Any, int, Step]) -> None:
@@ -268,16 +305,51 @@ def test_events_go_with_the_recorded_rows_of_their_keys(tmp_path: Path) -> None:
     step, now = Step(plans_folder(home), MemoryState), time.time_ns() // 1000
     rows = pa.table({"card": ["c1", "c1", None], "_row": [0, 1, 2]})
     with pytest.raises(StateUnavailable):
-        forget_events(home, "pay")(1, rows)
+        forget_events(home, "pay", "card = 'c1'")(1, rows)
     with stepping(windows_socket(home), step):
         until(windows_socket(home).exists, "the step")
         for card in ("c1", "c2"):
             ask_json(step, "a", now, 1.0, card=card)
-        assert forget_events(home, "pay")(1, rows) == 0
-        assert forget_events(home, "other")(1, rows) == 0
+        forget_events(home, "pay", "amount > 1")(1, rows)  # may hold for some events of the card only
+        forget_events(home, "other", "card = 'c1'")(1, rows)
+        assert windows_in(ask_json(step, "x", now + 1, 1.0, card="c1"))["n"] == 1
+        assert forget_events(home, "pay", "card = 'c1'")(1, rows) == 0
         assert windows_in(ask_json(step, "b", now + 1, 1.0, card="c1"))["n"] == 0
         assert windows_in(ask_json(step, "b", now + 1, 1.0, card="c2"))["n"] == 1
-    assert unread_keys(home, "pay", ["_row"]) == ["card"]
+    (unrecorded,) = kept_keys(home, "pay", "card = 'c1'", ["_row"])
+    assert (
+        "windows by card stay: card is not recorded; use `serin events forget pay card=VALUE`" in unrecorded
+    )
+    (mixed,) = kept_keys(home, "pay", "card = 'c1' and amount > 1", ["card", "amount"])
+    assert "windows by card stay: the condition may hold for some" in mixed
+    assert kept_keys(home, "pay", "card = 'c1'", ["card"]) == []
+
+
+def test_a_key_is_forgotten_in_the_windows_of_all_versions_and_the_others_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, store = tmp_path / "home", Store(str(tmp_path / "store"))
+    monkeypatch.setenv("SERIN_HOME", str(home))
+    monkeypatch.setenv("SERIN_STORE", str(tmp_path / "store"))
+    plans, now, state = (two_keys(), plan(span_s=3600)), time.time_ns() // 1000, MemoryState()
+    for each in plans:
+        bundles.publish(store, bias=0.0, model="pay", extra={"windows.json": each.dump()})
+    plans_folder(home).mkdir(parents=True)
+    (plans_folder(home) / "pay.json").write_bytes(plans[0].dump())
+
+    def counts(at: int) -> list[dict[str, Any]]:
+        row = {"id": [str(at)], "at": [at], "card": ["c1"], "shop": ["s1"], "amount": [1.0]}
+        return [OnlineWindows("pay", each, state).answer(row, [at]).columns for each in plans]
+
+    counts(now)
+    with stepping(windows_socket(home), Step(plans_folder(home), lambda: state)):
+        until(windows_socket(home).exists, "the step")
+        said = serin("events", "forget", "pay", "card=c1", "--yes")
+    assert "deleted the events of 2 keys" in said
+    assert "windows by card, shop are not by this key: their events stay" in said
+    assert "windows by shop are not by this key: their events stay" in said
+    first, second = counts(now + 1)
+    assert (first["n"], first["at_shop"], first["pair"], second["n"]) == ([0], [1], [1], [0])
 
 
 def test_a_key_of_one_model_pushes_no_events_to_another(scene: tuple[Any, int, Step]) -> None:

@@ -25,14 +25,14 @@ class QuickClock(EvenClock):
 def running_controller(
     home: Path, model: str, judge: FakeJudge | None = None, fleet: FakeFleet | None = None
 ) -> Iterator[None]:
-    """Decides for versions 1 to 3 of `model`, and for edition 2 of the first one's lookups."""
+    """Decides for versions 1 to 3 of `model`, and for editions 2 and 3 of the first one's lookups."""
     stop = threading.Event()
     decider = Controller(
         router=FakeRouter(),
         fleet=fleet or FakeFleet(),
         judge=judge or FakeJudge(step_s=0, bake_s=0),
         journals=home_journals(home),
-        versions=FakeVersions(published={model: [1, "1e2", 2, 3]}),
+        versions=FakeVersions(published={model: [1, "1e2", "1e3", 2, 3]}),
         commands=home_inbox(home),
         clock=QuickClock(),
     )

@@ -4,7 +4,7 @@ e2e/stack/test_stack_lookups.py."""
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.refresh_lookups import refresh_lookups
-from serin.errors import LookupRefused, NotFound
+from serin.errors import LookupRefused, NotFound, RolloutFailed
+from serin.pipeline import lookups
 from serin.rollout.run.access import home_rollouts
 from serin.rollout.run.commands import Command
 from serin.rollout.run.status import history, model_status
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from tasks import lookups as task_module
+from tests.fakes.rollout import FakeFleet
 from tests.fakes.running_controller import running_controller
 from tests.kit.waiting import until
 from tests.unit.export.small_dataset import make_trained, planes, spec_for
@@ -34,6 +36,7 @@ class Scene:
     home: Path
     table: Path
     monkeypatch: pytest.MonkeyPatch
+    fleet: FakeFleet
 
     def write(self, seats: int, rows: int = 20) -> None:
         found = planes().to_pylist()[:rows]
@@ -59,9 +62,9 @@ def scene(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     data["joins"][0]["lookup"] = {"max_age": "1d"}
     trained = make_trained(tmp_path / "trained", "binary", data=data, rollout={"bake": "0s"})
     assert trained.export(Store.open()).release == FIRST
-    made = Scene(home=home, table=table, monkeypatch=monkeypatch)
+    made = Scene(home=home, table=table, monkeypatch=monkeypatch, fleet=FakeFleet())
     pq.write_table(planes(), table)
-    with running_controller(home, MODEL):
+    with running_controller(home, MODEL, fleet=made.fleet):
         start = Command(kind="start", model=MODEL, version=1, by="ann")
         assert home_rollouts(home).mailbox.ask(start).accepted
         until(lambda: made.live == FIRST, "the first version is live")
@@ -99,3 +102,33 @@ def test_a_table_that_is_refused_fails_the_run_and_what_is_live_stays(scene: Sce
     assert scene.live == FIRST
     with pytest.raises(NotFound, match="flight"):
         asyncio.run(refresh_lookups("flight"))
+
+
+def test_a_schedule_leaves_an_edition_alone_that_was_rolled_back_until_its_tables_change(
+    scene: Scene,
+) -> None:
+    scene.later(86_400)
+    scene.write(seats=190)
+    assert asyncio.run(refresh_lookups()) == [SECOND]
+    back = Command(kind="rollback", model=MODEL, by="ann", why="wrong seats")
+    assert home_rollouts(scene.home).mailbox.ask(back).accepted
+    until(lambda: scene.live == FIRST, "the first edition is live again")
+    Store.open().set_alias(MODEL, "live", FIRST.label)
+    for model in (None, MODEL):
+        assert asyncio.run(refresh_lookups(model)) == [FIRST]
+    assert scene.live == FIRST
+    by_hand = lookups.refresh_lookups(MODEL)
+    assert (by_hand.value, scene.live) == (SECOND, SECOND)
+    scene.write(seats=200)
+    assert asyncio.run(refresh_lookups(MODEL)) == [replace(FIRST, edition=3)]
+
+
+def test_a_schedule_leaves_an_edition_alone_that_failed_its_rollout(scene: Scene) -> None:
+    scene.later(86_400)
+    scene.write(seats=190)
+    scene.fleet.wrong.add(SECOND.name)
+    with pytest.raises(RolloutFailed):
+        asyncio.run(refresh_lookups())
+    scene.fleet.wrong.clear()
+    assert asyncio.run(refresh_lookups()) == [FIRST]
+    assert scene.live == FIRST

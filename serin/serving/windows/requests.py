@@ -20,9 +20,11 @@ from serin.errors import EventRefused
 from serin.formats.nulls import null_of
 from serin.formats.schema import DTYPE_OF_KIND, InputColumn, Kind
 from serin.formats.windows import WindowPlan
+from serin.windows.events import with_nulls
+from serin.windows.ring import CODES
 
 MOST_ROWS = 4096  # of one request
-_CODES: dict[Kind, Any] = {"float": "f", "int": "q", "timestamp": "q", "bool": "b"}
+_BOOLEANS = frozenset((-1, 0, 1))
 _FRAME = struct.Struct(">BI")
 _CONTENTS: dict[Kind, str] = {
     "string": "bytes_contents", "float": "fp32_contents", "int": "int64_contents", "timestamp": "int64_contents",
@@ -110,7 +112,7 @@ def read_grpc(body: bytes, plan: WindowPlan) -> Request:
             if raw:
                 message.raw_input_contents.append(content)
             else:
-                values = memoryview(content).cast(_CODES[kind]).tolist()
+                values = memoryview(content).cast(CODES[kind]).tolist()
                 getattr(entry.contents, _CONTENTS[kind]).extend(values)
         text: bytes = message.SerializeToString()
         return _FRAME.pack(0, len(text)) + text, None
@@ -135,6 +137,8 @@ def _read_rows(
             raise EventRefused(row=0, reason=f"input {column.name!r} is missing")
         try:
             dtype, values = read(column)
+            if column.kind == "bool" and not _BOOLEANS.issuperset(values):
+                raise ValueError("a value is not 0, 1 or -1, which is null")
         except (ValueError, TypeError, OverflowError, struct.error) as error:
             raise EventRefused(row=0, reason=f"input {column.name!r} cannot be read: {error}") from error
         if dtype != column.dtype:
@@ -150,20 +154,9 @@ def _read_rows(
     return rows
 
 
-def with_nulls(values: Sequence[Any], column: InputColumn) -> list[Any]:
-    """Values in wire form, with None for null."""
-    if column.kind == "string":
-        nulls = {"", *column.null_texts}
-        return [None if value in nulls else value for value in values]
-    if column.kind == "float":
-        return [None if value != value else value for value in values]
-    null = null_of(column.kind)
-    return [None if value == null else value for value in values]
-
-
 def _from_bytes(data: bytes, column: InputColumn) -> list[Any]:
     if column.kind != "string":
-        values: list[Any] = memoryview(data).cast(_CODES[column.kind]).tolist()
+        values: list[Any] = memoryview(data).cast(CODES[column.kind]).tolist()
         return values
     found, at = [], 0
     while at < len(data):
@@ -189,7 +182,7 @@ def _from_json(data: Any, column: InputColumn) -> list[Any]:
     if wanted is str:
         "".join(data).encode()  # ValueError for what is not Unicode
     else:
-        struct.pack(f"{len(data)}{_CODES[column.kind]}", *data)  # struct.error for one that does not fit
+        struct.pack(f"{len(data)}{CODES[column.kind]}", *data)  # struct.error for one that does not fit
     return data
 
 
@@ -199,5 +192,5 @@ def _to_bytes(windows: Mapping[str, Sequence[Any]], plan: WindowPlan) -> dict[st
         kind = plan.made[name].kind
         null = null_of(kind)
         filled = (null if value is None else value for value in values)
-        found[name] = struct.pack(f"<{len(values)}{_CODES[kind]}", *filled)
+        found[name] = struct.pack(f"<{len(values)}{CODES[kind]}", *filled)
     return found

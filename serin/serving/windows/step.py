@@ -33,11 +33,13 @@ logger = logging.getLogger(__name__)
 
 JSON_BYTES: Final = "inference-header-content-length"
 _EVENTS: Final = re.compile(r"/v2/models/([a-z][a-z0-9-]{0,62})/events")
+_LENGTH: Final = re.compile(r"[0-9]{1,9}")
 _INFERENCE: Final = ("/http", "/grpc")
 _BOUNDS_S: Final = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.5)
 _SWEEP_S: Final = 60.0
 _AT_ONCE: Final = 10  # events, so that requests do not wait for one with many, or for a push
-_OWNERS: Final = ("/history", "/forget")  # of the owner of the stack: the gateway has no route to them
+_OWNERS: Final = ("/history", "/forget")
+"""Of the owner of the stack: the gateway has no route to them. They bring the plan, which need not be served."""
 _REFUSALS: Final = (EventRefused, StateUnavailable, RingUnreadable)
 MOST_BYTES: Final = 2 << 20  # that a client may send: JSON is read whole while other requests wait
 
@@ -95,11 +97,13 @@ class Step:
             return Answer(200, json.dumps(self.status()).encode())
         pushed = _EVENTS.fullmatch(path)
         model = pushed[1] if pushed else headers.get("x-serin-model", "")
+        if path in _OWNERS:
+            return self._answer_owner(model, path, json.loads(body))
         windows = self._windows(model)
         if windows is None:
             return Answer(404, b"no model of this name has windows that are computed here")
         try:
-            if len(body) > MOST_BYTES and path not in _OWNERS:
+            if len(body) > MOST_BYTES:
                 raise EventRefused(
                     row=0, reason=f"a request has at most {MOST_BYTES >> 20} MiB; send fewer rows"
                 )
@@ -107,12 +111,18 @@ class Step:
                 return Answer(200, json.dumps(_described(windows.plan)).encode())
             if pushed:
                 return self._later(model, self._push(model, windows, body))
-            if path == "/history":
-                given = json.loads(body)
-                return self._later(model, self._count_events(model, windows, given["rows"], given["arrival"]))
-            if path == "/forget":
-                return Answer(200, json.dumps({"keys": windows.forget(json.loads(body))}).encode())
             return self._add_windows(model, windows, path, headers, body)
+        except _REFUSALS as error:
+            return self._refused(model, error)
+
+    def _answer_owner(
+        self, model: str, path: str, given: Mapping[str, Any]
+    ) -> Answer | Coroutine[Any, Any, Answer]:
+        windows = OnlineWindows(model, WindowPlan.from_json(given["plan"]), _Late(self._opened))
+        if path == "/history":
+            return self._later(model, self._count_events(model, windows, given["rows"], given["arrival"]))
+        try:
+            return Answer(200, json.dumps({"keys": windows.forget(given["rows"])}).encode())
         except _REFUSALS as error:
             return self._refused(model, error)
 
@@ -123,6 +133,8 @@ class Step:
             request = read_grpc(body, windows.plan)
         else:
             told = headers.get(JSON_BYTES)
+            if told is not None and not _LENGTH.fullmatch(told):
+                raise EventRefused(row=0, reason=f"the header {JSON_BYTES} is not a number of bytes")
             request = read_http(body, None if told is None else int(told), windows.plan)
         if len(request.rows[windows.plan.time]) > _AT_ONCE:
             return self._later(model, self._add_many(model, windows, request))

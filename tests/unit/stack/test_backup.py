@@ -15,6 +15,7 @@ import pytest
 
 import serin
 from serin.errors import BackupBroken, BackupRefused
+from serin.host.windows import state_folder
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Hold, Phase, Rollout
 from serin.rollout.run.access import home_rollouts
@@ -27,8 +28,11 @@ from serin.stack.backup.restore import restore_backup
 from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.store.trust import Trust
+from serin.windows.events import OnlineWindows
+from serin.windows.lmdb_state import LmdbState
 from tests.fakes.rollout import home_inbox, home_journals
 from tests.unit.serving import bundles
+from tests.unit.windows.test_step import NOW, plan
 
 SHIFTING = Rollout(
     id="r1",
@@ -66,6 +70,22 @@ def stack(tmp_path: Path) -> tuple[Path, Store]:
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text("not for a backup")
     return home, store
+
+
+def test_a_restored_home_has_the_events_of_online_windows(stack: tuple[Path, Store], tmp_path: Path) -> None:
+    home, store = stack
+    state = LmdbState(state_folder(home))
+    row = {"at": [NOW], "id": ["a"], "card": ["c1"], "amount": [1.5]}
+    OnlineWindows("pay", plan(), state).answer(row, [NOW])
+    state.close()
+    create_backup(home, store, tmp_path / "b.tar")
+    new_home, new_store = target(tmp_path)
+    restore_backup(new_home, new_store, tmp_path / "b.tar")
+    restored = LmdbState(state_folder(new_home))
+    later = {**row, "at": [NOW + 1], "id": ["b"]}
+    answered = OnlineWindows("pay", plan(), restored).answer(later, [NOW + 1])
+    restored.close()
+    assert answered.columns == {"n": [1], "spent": [1.5]}
 
 
 def decide(home: Path, rollout: Rollout) -> None:

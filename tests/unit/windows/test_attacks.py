@@ -6,13 +6,18 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import Coroutine
+import struct
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tritonclient.grpc import service_pb2
 
-from serin.serving.windows.step import Answer, Step
+from serin.formats.schema import InputColumn
+from serin.formats.windows import OnlineColumn, WindowPlan
+from serin.serving.windows.step import JSON_BYTES, Answer, Step
 from serin.windows.state import MemoryState
 from tests.unit.windows.test_step import (
     NOW,
@@ -157,6 +162,57 @@ def test_a_body_that_would_keep_others_waiting_is_refused_before_it_is_read(
     event = {"id": "a" * 3_000_000, "at": NOW, "card": "c1", "amount": 1.5}
     refused = answered(step, path, json.dumps({"events": [event]}).encode())
     assert (refused.status, b"at most 2 MiB" in refused.body) == (400, True)
+
+
+def flagged() -> WindowPlan:
+    """A plan with a window that sums a boolean."""
+    made = plan()
+    flag = InputColumn(name="flag", kind="bool", dtype="INT8")
+    columns = {"flags": OnlineColumn(function="sum", column="flag", back=1, kind="int")}
+    window = replace(made.windows[0], columns=columns)
+    return replace(made, inputs=(*made.inputs, flag), windows=(window,))
+
+
+def _flag_in_json(flag: int) -> tuple[str, bytes]:
+    document = _request()
+    document["inputs"].append({"name": "flag", "datatype": "INT8", "shape": [1, 1], "data": [flag]})
+    return "/http", json.dumps(document).encode()
+
+
+def _flag_in_grpc(flag: int) -> tuple[str, bytes]:
+    message = service_pb2.ModelInferRequest(model_name="pay")
+    fields = {"INT64": "int64_contents", "BYTES": "bytes_contents", "FP32": "fp32_contents"}
+    for each in _request()["inputs"]:
+        entry = message.inputs.add(name=each["name"], datatype=each["datatype"], shape=[1, 1])
+        values = [value.encode() if isinstance(value, str) else value for value in each["data"]]
+        getattr(entry.contents, fields[each["datatype"]]).extend(values)
+    message.inputs.add(name="flag", datatype="INT8", shape=[1, 1]).contents.int_contents.append(flag)
+    body = message.SerializeToString()
+    return "/grpc", struct.pack(">BI", 0, len(body)) + body
+
+
+@pytest.mark.parametrize("form", [_flag_in_json, _flag_in_grpc])
+@pytest.mark.parametrize(
+    ("flag", "status"), [(300, 400), (-300, 400), (2, 400), (1, 200), (0, 200), (-1, 200)]
+)
+def test_a_boolean_that_is_none_is_refused_and_counts_nothing(
+    tmp_path: Path, form: Callable[[int], tuple[str, bytes]], flag: int, status: int
+) -> None:
+    (tmp_path / "pay.json").write_bytes(flagged().dump())
+    state = MemoryState()
+    step = Step(tmp_path, lambda: state, lambda: NOW)
+    path, body = form(flag)
+    answer = answered(step, path, body)
+    assert (answer.status, state.size()[0]) == (status, int(status == 200)), answer.body
+    if status == 400:
+        assert b"input 'flag' cannot be read" in answer.body
+
+
+@pytest.mark.parametrize("told", ["", "x", "-7", "1.5", "9" * 5000])
+def test_a_length_of_the_json_that_is_no_number_is_refused(tmp_path: Path, told: str) -> None:
+    step = step_of(tmp_path, MemoryState())
+    body = json.dumps(_request()).encode()
+    assert answered(step, "/http", body, **{JSON_BYTES: told}).status == 400
 
 
 def many(rows: int, last: int = NOW) -> bytes:

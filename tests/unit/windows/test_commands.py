@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from serin.errors import EventsUnfit, SpecError
+from serin.errors import EventRefused, EventsUnfit, SpecError
 from serin.formats.schema import DTYPE_OF_KIND, InputColumn, Kind
 from serin.formats.windows import WindowPlan
-from serin.pipeline.events import file_events, read_key, training_events
+from serin.pipeline.events import BATCH, file_events, read_key, training_events
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from serin.windows.state import MemoryState
@@ -56,14 +56,22 @@ def test_a_key_is_read_as_its_column_has_it(kind: Kind, text: str, value: Any) -
         (["int=twelve", "string=a"], "'twelve' cannot be used: it is not a int"),
         (["int=1.5", "string=a"], "is not a int"),
         ([f"int={2**63}", "string=a"], "is not a int"),
-        (["int=1"], "name each key column once: int=VALUE, string=VALUE"),
-        (["int=1", "string=a", "string=b"], "name each key column once"),
-        (["int=1", "text=a"], "name each key column once"),
+        (["int=1"], "name each column of one key once: int=VALUE string=VALUE"),
+        (["int=1", "string=a", "string=b"], "name each column of one key once"),
+        (["int=1", "text=a"], "name each column of one key once"),
     ],
 )
 def test_a_key_that_cannot_be_one_is_refused(words: list[str], problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
         read_key(keyed("int", "string"), words)
+
+
+def test_a_key_is_one_of_the_plan_and_no_more_of_them() -> None:
+    made = keyed("int", "string")
+    plan = replace(made, windows=tuple(replace(made.windows[0], by=(name,)) for name in ("int", "string")))
+    assert read_key(plan, ["string=a"]) == {"string": ["a"]}
+    with pytest.raises(SpecError, match="int=VALUE, or string=VALUE"):
+        read_key(plan, ["int=1", "string=a"])
 
 
 def published(tmp_path: Path, source: str) -> Bundle:
@@ -104,8 +112,20 @@ def test_a_backfill_counts_what_the_training_table_counts(tmp_path: Path) -> Non
     (batch,) = training_events(plan(), published(tmp_path, str(tmp_path / "table.parquet")))
     (tmp_path / "plans").mkdir()
     step = step_of(tmp_path / "plans", MemoryState())
-    assert answered(step, "/history", json.dumps(batch).encode()).body == b'{"counted": 2}'
+    body = json.dumps({"plan": plan().to_json(), **batch}).encode()
+    assert answered(step, "/history", body).body == b'{"counted": 2}'
     assert batch["rows"]["id"] == ["a", "b"]
+
+
+def test_a_file_with_one_time_in_the_future_is_refused_by_its_row_before_anything_is_sent(
+    tmp_path: Path,
+) -> None:
+    file, outcomes = tmp_path / "events.parquet", Counter[str]()
+    rows = [("old", -900, 0), ("ahead", 3600, 0), *((f"{n}", -3, 0) for n in range(2 * BATCH))]
+    write(file, rows)
+    with pytest.raises(EventRefused, match="event in row 1: its 'at' is 3,600 s in the future"):
+        next(file_events(plan(), file, published(tmp_path, "x.parquet"), outcomes))
+    assert not outcomes
 
 
 def test_events_of_a_file_that_are_too_old_are_counted_and_not_held(tmp_path: Path) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serin.cluster.version_settings import check_windows
+from serin.cluster.combined_fleet import CombinedFleet, check_same_windows
+from serin.cluster.version_settings import check_windows, stored_schema, stored_windows
 from serin.cluster.windows_step import open_state
 from serin.errors import RolloutRefused, StateUnavailable
 from serin.formats.cluster.host_report import AgentReport
+from serin.formats.windows import WindowPlan
+from serin.host import windows as host_windows
 from serin.host.state import Stack, write_stack
+from serin.host.windows import apply_plans, forget_keys, keeps_events, served_plan, state_folder
+from serin.serving.external import External
 from serin.store.artifacts import Release
 from serin.store.store import Store
+from tests.fakes.rollout import FakeFleet
 from tests.unit.serving import bundles
-from tests.unit.windows.test_step import plan
+from tests.unit.windows.test_step import plan, two_keys
 
 SHARED = "valkeys://valkey.internal:6380/0"
 
@@ -60,6 +67,36 @@ def test_a_version_is_rolled_out_where_they_do_and_one_without_windows_anywhere(
     check(tmp_path, {"a": SHARED, "b": None}, windows=False)
 
 
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(
+    ("live", "new"),
+    [(plan(), plan(span_s=3600)), (plan(), None), (None, plan())],
+    ids=["span", "without", "with"],
+)
+def test_other_windows_than_those_of_the_live_version_are_refused_also_for_a_single_step(
+    tmp_path: Path, live: WindowPlan | None, new: WindowPlan | None, share: bool
+) -> None:
+    store = Store(str(tmp_path / "store"))
+    stable, candidate = (
+        bundles.publish(store, bias=0.0, extra={} if each is None else {"windows.json": each.dump()}).release
+        for each in (live, new)
+    )
+    fleet = CombinedFleet(FakeFleet(), External(store), stored_schema(store), stored_windows(store))
+    with pytest.raises(RolloutRefused, match=f"are not those of {stable.name}; backfill"):
+        fleet.check_fits(candidate, stable, share=share)
+    fleet.check_fits(stable, stable, share=share)
+
+
+def test_what_changes_no_number_may_change_with_a_version() -> None:
+    live = two_keys()
+    found = {
+        1: live,
+        2: replace(live, unavailable="nulls", inputs=live.inputs[::-1], windows=live.windows[::-1]),
+    }
+    first, second = (Release(model="pay", version=version) for version in found)
+    check_same_windows(second, first, lambda release: found[release.version])
+
+
 def test_a_host_that_joins_without_the_setting_counts_no_events_of_its_own(tmp_path: Path) -> None:
     write_stack(Stack(home=tmp_path, gateway_port=1, prefect_api_url="", agent=True))
     with pytest.raises(StateUnavailable, match="set SERIN_EVENTS"):
@@ -69,3 +106,28 @@ def test_a_host_that_joins_without_the_setting_counts_no_events_of_its_own(tmp_p
 def test_older_versions_of_serin_can_read_the_report_of_a_host_without_the_setting() -> None:
     assert "events" not in report("a", None).to_json()
     assert AgentReport.load(report("a", SHARED).dump()).events == SHARED
+
+
+def test_the_plan_of_a_model_goes_with_it_and_the_process_runs_while_events_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Path] = []
+    monkeypatch.setattr(host_windows, "_start", started.append)
+    apply_plans(tmp_path, {"pay": plan().to_json(), "other": plan().to_json()})
+    apply_plans(tmp_path, {"other": plan().to_json()})
+    assert (served_plan(tmp_path, "pay"), served_plan(tmp_path, "other")) == (None, plan())
+    assert len(started) == 2
+    apply_plans(tmp_path, {})
+    assert (len(started), keeps_events(tmp_path)) == (2, False)
+    state_folder(tmp_path).mkdir(parents=True)
+    apply_plans(tmp_path, {})
+    assert (len(started), keeps_events(tmp_path)) == (3, True)
+
+
+def test_forgetting_a_key_removes_folders_that_were_moved_aside_as_well(tmp_path: Path) -> None:
+    aside = state_folder(tmp_path).with_name("state-before-17")
+    aside.mkdir(parents=True)
+    (aside / "data.mdb").write_bytes(b"events")
+    with pytest.raises(StateUnavailable):  # nothing answers here
+        forget_keys(tmp_path, "pay", plan(), {"card": ["c1"]})
+    assert not aside.exists()

@@ -15,9 +15,11 @@ from serin.columns.column import Column
 from serin.etl.relational.across_pieces.arrivals import arrivals, look_back_online
 from serin.formats.nulls import null_of
 from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, InputColumn, Kind
-from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
+from serin.formats.windows import MOST_EVENTS, OnlineColumn, OnlineWindow, WindowPlan
 from serin.spec.relation import EventsSpec, WindowSpec
+from serin.windows import ring as ring_module
 from serin.windows.events import OnlineWindows, event_rows
+from serin.windows.ring import Ring, look_back
 from serin.windows.state import MemoryState, State
 
 _KINDS: Mapping[str, Kind] = {
@@ -198,3 +200,32 @@ def test_an_event_that_is_sent_again_counts_once_and_gets_the_same_windows(times
     later = {"at": [start + 1], "id": [2], "card": ["a"]}
     assert windows.answer(later, [start + 1]).columns == {"events": [1]}
     assert windows.answer(row, [start + 2]).columns == {"events": [0]}
+
+
+def test_a_key_whose_events_come_newest_first_keeps_no_more_than_the_most() -> None:
+    """Each is the oldest so far, and in time: it is older than the newest by less than `delay`."""
+    spec = WindowSpec(by=("card",), span=60, delay=1, make={"events": "count()"}, source="online")
+    (window,) = _plan(spec, EventsSpec(id="id")).windows
+    ring, start = Ring.read(None, []), _CLOCKS[0]
+    for event in range(MOST_EVENTS + 904):
+        ring = ring.with_event(start - event, event, [], oldest=0, expires=0)
+    assert list(ring.times) == list(range(start - MOST_EVENTS + 1, start + 1))
+    assert ring.lost == start - MOST_EVENTS  # the newest of those that were given up
+    sees_it = ring.lost + window.delay_us + window.span_us
+    assert look_back(window, ring, sees_it, []) is None
+    assert look_back(window, ring, sees_it + 1, []) == {"events": MOST_EVENTS}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_key_keeps_the_newest_events_in_whatever_order_they_come(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(ring_module, "MOST_EVENTS", 5)
+    draw = random.Random(seed)
+    times = [draw.randint(0, 9) for _ in range(30)]
+    ring = Ring.read(None, [])
+    for event, time in enumerate(times):
+        ring = ring.with_event(time, event, [], oldest=0, expires=0)
+        kept = sorted((time, event) for event, time in enumerate(times[: event + 1]))
+        assert list(zip(ring.times, ring.ids, strict=True)) == kept[-5:]
+        assert ring.lost == (kept[-6][0] if len(kept) > 5 else INT64_NULL)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import random
 import struct
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +23,11 @@ from serin.formats.schema import DTYPE_OF_KIND, INT64_NULL, InputColumn, Kind
 from serin.formats.windows import OnlineColumn, OnlineWindow, WindowPlan
 from serin.serving.windows.step import Answer, Step
 from serin.windows import lmdb_state
+from serin.windows.events import OnlineWindows
 from serin.windows.lmdb_state import LmdbState, copy_state
+from serin.windows.ring import Ring
 from serin.windows.state import MemoryState, State
+from tests.signals import hit
 
 SECOND = 1_000_000
 NOW = 1_795_000_000 * SECOND
@@ -193,10 +202,71 @@ def test_pushed_events_count_once_and_bad_ones_are_named(tmp_path: Path) -> None
 def test_a_key_can_be_forgotten(tmp_path: Path) -> None:
     step = step_of(tmp_path, MemoryState())
     ask_json(step, "a", NOW - SECOND, 1.0)
-    forgotten = step.answer("/forget", {"x-serin-model": "pay"}, json.dumps({"card": ["c1", "c2"]}).encode())
-    assert isinstance(forgotten, Answer)
-    assert json.loads(forgotten.body) == {"keys": 1}
+    assert forget(step, plan(), card=["c1", "c2"]) == 1
     assert windows_in(ask_json(step, "b", NOW, 1.0))["n"] == 0
+
+
+def forget(step: Step, plan: WindowPlan, **rows: list[Any]) -> int:
+    body = json.dumps({"plan": plan.to_json(), "rows": rows}).encode()
+    forgotten = step.answer("/forget", {"x-serin-model": "pay"}, body)
+    assert isinstance(forgotten, Answer)
+    keys: int = json.loads(forgotten.body)["keys"]
+    return keys
+
+
+def two_keys() -> WindowPlan:
+    """Windows by card, by shop, and by both."""
+    made = plan()
+    shop = InputColumn(name="shop", kind="string", dtype="BYTES")
+    count = OnlineColumn(function="count", column=None, back=1, kind="int")
+    windows = tuple(
+        replace(made.windows[0], by=by, columns={name: count})
+        for name, by in (("n", ("card",)), ("at_shop", ("shop",)), ("pair", ("card", "shop")))
+    )
+    return replace(made, inputs=(*made.inputs, shop), dropped=(*made.dropped, "shop"), windows=windows)
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ({"card": ["c1"]}, {"n": 0, "at_shop": 3, "pair": 2}),
+        ({"card": ["c1"], "shop": ["s1"]}, {"n": 2, "at_shop": 3, "pair": 0}),
+        ({"shop": ["s1"]}, {"n": 2, "at_shop": 0, "pair": 2}),
+        ({"region": ["r1"]}, {"n": 2, "at_shop": 3, "pair": 2}),
+    ],
+)
+def test_a_forgotten_key_costs_no_other_key_its_events(
+    tmp_path: Path, key: dict[str, list[str]], kept: dict[str, int]
+) -> None:
+    windows, state = two_keys(), MemoryState()
+    (tmp_path / "pay.json").write_bytes(windows.dump())
+    step = Step(tmp_path, lambda: state, lambda: NOW)
+
+    def counts(event: str, card: str, at: int) -> dict[str, int]:
+        row = {"id": [event], "at": [at], "card": [card], "shop": ["s1"], "amount": [1.0]}
+        return {
+            name: values[0]
+            for name, values in OnlineWindows("pay", windows, state).answer(row, [at]).columns.items()
+        }
+
+    for event, card in (("a", "c1"), ("b", "c1"), ("c", "c2")):
+        counts(event, card, NOW)
+    forget(step, windows, **key)
+    assert counts("d", "c1", NOW + 1) == kept
+
+
+def test_events_that_are_backfilled_for_another_plan_count_in_its_windows_alone(tmp_path: Path) -> None:
+    state = MemoryState()
+    step, other = step_of(tmp_path, state), plan(span_s=3600)
+    rows = {"id": ["a"], "at": [NOW - SECOND], "card": ["c1"], "amount": [1.0]}
+    body = {"plan": other.to_json(), "rows": rows, "arrival": [NOW - SECOND]}
+    counted = step.answer("/history", {"x-serin-model": "pay"}, json.dumps(body).encode())
+    assert not isinstance(counted, Answer)
+    assert json.loads(asyncio.run(counted).body) == {"counted": 1}
+    assert windows_in(ask_json(step, "b", NOW, 1.0))["n"] == 0
+    (tmp_path / "pay.json").write_bytes(other.dump())
+    os.utime(tmp_path / "pay.json", ns=(0, 0))  # another time than before, whatever the clock's resolution
+    assert windows_in(ask_json(step, "c", NOW, 1.0))["n"] == 1
 
 
 def kill(state: LmdbState) -> None:
@@ -217,6 +287,29 @@ def test_events_outlast_a_process_that_is_killed(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_writer_that_is_killed_at_any_moment_loses_no_event_that_it_stored(tmp_path: Path) -> None:
+    """It stores one key after the other and says so; SIGKILL comes somewhere between two words of it."""
+    writer = (
+        "import sys; from pathlib import Path; from serin.windows.lmdb_state import LmdbState\n"
+        "state = LmdbState(Path(sys.argv[1]))\n"
+        "for n in range(10**9):\n"
+        "    state.update([b'%d' % n], lambda _: {b'%d' % n: b'v' * 500})\n"
+        "    print(n, flush=True)\n"
+    )
+    command = [sys.executable, "-c", writer, str(tmp_path / "state")]
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            said = [int(child.stdout.readline()) for _ in range(300)]
+            hit(child.pid)
+            said += [int(word) for word in child.stdout.read().split("\n")[:-1]]
+        state, found = LmdbState(tmp_path / "state"), dict[bytes, bytes | None]()
+        state.update([b"%d" % n for n in said], lambda kept, found=found: found.update(kept) or {})
+        assert state.moved is None
+        assert set(found.values()) == {b"v" * 500}
+        kill(state)
+
+
 def test_after_a_power_failure_the_events_are_moved_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +325,62 @@ def test_after_a_power_failure_the_events_are_moved_aside(
     closed = LmdbState(tmp_path / "state")
     assert closed.moved is None
     closed.close()
+
+
+def test_a_disk_that_is_full_when_the_state_is_opened_costs_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker is written whole or not at all: half of one would look like that of another start."""
+    state = LmdbState(tmp_path / "state")
+    state.update([b"k"], lambda _: {b"k": b"v"})
+    kill(state)
+
+    def full(file: Path, *_: Any, **__: Any) -> int:
+        file.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(StateUnavailable, match="No space left"):
+        patch.setattr(Path, "write_text", full)
+        patch.setattr(Path, "write_bytes", full)
+        LmdbState(tmp_path / "state")
+    again = LmdbState(tmp_path / "state")
+    assert (again.moved, again.size()[0]) == (None, 1)
+    again.close()
+
+
+@pytest.mark.parametrize(("unavailable", "status"), [("refuse", 503), ("nulls", 200)])
+def test_a_folder_that_cannot_be_opened_is_a_state_that_is_away(
+    tmp_path: Path, unavailable: str, status: int
+) -> None:
+    (tmp_path / "windows").write_text("a file")
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "pay.json").write_bytes(plan(unavailable).dump())
+    step = Step(tmp_path / "plans", lambda: LmdbState(tmp_path / "windows" / "state"), lambda: NOW)
+    step.warm()
+    assert ask_json(step, "a", NOW, 1.0).status == status
+    assert "problem" in step.status()
+
+
+def test_a_sweep_over_many_keys_drops_those_that_are_expired_and_no_others(tmp_path: Path) -> None:
+    state, draw = LmdbState(tmp_path / "state"), random.Random(7)
+    keys = [f"k{n:04}".encode() for n in range(1234)]
+    expires = {key: draw.choice([10, 30]) for key in keys}
+    expires |= dict.fromkeys(keys[300:700], 10) | dict.fromkeys(keys[-120:], 10)  # whole pages, also the last
+    state.update(keys, lambda _: {key: ring_that_expires(expires[key]) for key in keys})
+    assert state.drop_expired(20) == list(expires.values()).count(10)
+    kept: dict[bytes, bytes | None] = {}
+    state.update(keys, lambda found: kept.update(found) or {})
+    assert {key for key, content in kept.items() if content is not None} == {
+        key for key, at in expires.items() if at == 30
+    }
+    assert state.drop_expired(40) == list(expires.values()).count(30)
+    assert state.size()[0] == 0
+    state.close()
+    assert state.drop_expired(40) == 0
+
+
+def ring_that_expires(at: int) -> bytes:
+    return Ring(lost=INT64_NULL, expires=at, times=(), ids=(), values=()).write(())
 
 
 def test_expired_keys_are_dropped_and_a_copy_has_what_is_kept(tmp_path: Path) -> None:
