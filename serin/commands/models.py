@@ -36,6 +36,7 @@ from serin.spec.names import split_version
 from serin.store.artifacts import Release
 
 if TYPE_CHECKING:
+    from serin.cluster.host_list import HostEntry
     from serin.formats.importance import Importance
     from serin.formats.schema import InputColumn, Schema
     from serin.store.artifacts import Bundle
@@ -351,15 +352,17 @@ def gpus(as_json: Json = False) -> None:
         asks = ", ".join(gives[waiter.ticket])
         show(f"{place}. {waiter}{f'; the holder of {asks} is asked to give way' if asks else ''}")
     for entry in others:
-        show(f"{entry}")
-        for gpu in entry.gpus:
-            held = [
-                *(f"{holder['purpose']}" for holder in gpu["holders"]),
-                *(r["release"] for r in gpu["releases"]),
-            ]
-            show(
-                f"  {gpu['id']}  {gpu['name']}  {human_bytes(gpu['memory_bytes'])}  {'; '.join(held) or 'free'}"
-            )
+        _show_other_host(entry)
+
+
+def _show_other_host(entry: HostEntry) -> None:
+    show(f"{entry}")
+    for gpu in entry.gpus:
+        held = [
+            *(f"{holder['purpose']}" for holder in gpu["holders"]),
+            *(r["release"] for r in gpu["releases"]),
+        ]
+        show(f"  {gpu['id']}  {gpu['name']}  {human_bytes(gpu['memory_bytes'])}  {'; '.join(held) or 'free'}")
 
 
 def gc(
