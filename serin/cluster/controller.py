@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from serin.cluster.agents import AgentProcesses
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Fleets = Literal["agents", "kubernetes"]
-KeepFloors = Callable[[Sequence[Rollout]], None]
+KeepFloors = Callable[[Sequence[Rollout]], Mapping[str, str]]
 
 BEAT: Final = "controller.beat"
 TICK_S: Final = 0.5
@@ -68,6 +69,7 @@ class LedController:
 
     _background: BackgroundFleet | None
     _keep_floors: KeepFloors | None = None  # of the autoscalers, where there are any
+    _unkept: Mapping[str, str] = MappingProxyType({})  # what failed of it, by model
 
     def __init__(
         self,
@@ -133,7 +135,7 @@ class LedController:
         self._controller.tick()
         if self._keep_floors is not None:
             self._check_leads()
-            self._keep_floors(self._rollouts())
+            self._note(self._keep_floors(self._rollouts()))
 
     def close(self) -> None:
         self._stopped.set()
@@ -157,9 +159,15 @@ class LedController:
 
         return check
 
+    def _note(self, unkept: Mapping[str, str]) -> None:
+        """Logs the problems with floors, once each."""
+        for model in unkept.keys() - self._unkept.keys():
+            log.warning("the autoscalers of %s: %s", model, unkept[model])
+        self._unkept = unkept
+
     @property
     def problems(self) -> Mapping[str, str]:
-        return self._controller.problems
+        return {**self._unkept, **self._controller.problems}
 
     def _rollouts(self) -> list[Rollout]:
         return self._controller.rollouts()

@@ -19,7 +19,7 @@ from serin.formats.windows import WindowPlan, read_windows
 from serin.machine.ports import is_loopback
 from serin.serving.envoy.routes import Timeouts
 from serin.serving.external import External
-from serin.serving.triton.repository import serving_settings
+from serin.serving.triton.repository import serving_settings, wanted_replicas
 from serin.spec.serving import ReplicaRange
 from serin.spec.stored import stored_capture, stored_objectives, stored_section
 from serin.store.artifacts import Release
@@ -117,10 +117,7 @@ def check_replicas(store: Store, *, shared: bool) -> Callable[[Release], None]:
     of several hosts run releases, not one machine."""
 
     def check(release: Release) -> None:
-        bundle = store.bundle(release.model, release.label)
-        if (Path(bundle.path) / SERVER).is_file():
-            return
-        wanted = serving_settings(bundle).replicas
+        wanted = wanted_replicas(store.bundle(release.model, release.label))
         if isinstance(wanted, ReplicaRange):
             place = HOSTS_WITH_AGENTS if shared else ONE_MACHINE
             raise RolloutRefused(
@@ -137,9 +134,9 @@ def stored_replicas(store: Store) -> Callable[[Release], int | None]:
 
     @functools.cache
     def replicas(release: Release) -> int | None:
-        wanted = serving_settings(store.bundle(release.model, release.label)).replicas
-        if isinstance(wanted, ReplicaRange):  # check_replicas refuses a rollout of it
-            return wanted.min
-        return None if wanted == "all" else wanted
+        wanted = wanted_replicas(store.bundle(release.model, release.label))
+        return (
+            wanted.min if isinstance(wanted, ReplicaRange) else wanted
+        )  # check_replicas refuses a rollout of it
 
     return replicas

@@ -36,6 +36,7 @@ from serin.spec.names import split_version
 from serin.store.artifacts import Release
 
 if TYPE_CHECKING:
+    from serin.cluster.host_list import HostEntry
     from serin.formats.importance import Importance
     from serin.formats.schema import InputColumn, Schema
     from serin.store.artifacts import Bundle
@@ -307,21 +308,28 @@ def remove_model(name: ModelVersion, yes: Yes = False) -> None:
 
 
 def gpus(as_json: Json = False) -> None:
-    """List the GPUs: who holds them since when, which releases they serve, and who waits for them.
+    """List the GPUs: who holds them since when, which releases they serve, who waits for them, and who is asked to
+    give way.
 
     Those of this machine, and of all hosts that report to the store that SERIN_STORE names.
     """
     from serin.cluster.host_list import read_hosts_if_reachable
     from serin.host.gpu_use import read_gpu_use
-    from serin.machine.leases import waiters
+    from serin.machine.leases import asked_to_give_way, waiters
 
     home, own = environment.home(), environment.host()
-    found, waiting = read_gpu_use(home), waiters(home)
+    found, waiting, asked = read_gpu_use(home), waiters(home), asked_to_give_way(home)
+    gives = {
+        each.ticket: [device for device in asked if asked[device].ticket == each.ticket] for each in waiting
+    }
     others = [entry for entry in read_hosts_if_reachable() if entry.host != own]
     if as_json:
         devices = {
             "devices": [use.to_json() for use in found],
-            "waiting": [dataclasses.asdict(waiter) for waiter in waiting],
+            "waiting": [
+                {**dataclasses.asdict(each), "counts_as": each.counts_as, "asked": gives[each.ticket]}
+                for each in waiting
+            ],
         }
         hosts = [
             {key: entry.to_json()[key] for key in ("host", "age_s", "silent", "gpus")} for entry in others
@@ -341,17 +349,20 @@ def gpus(as_json: Json = False) -> None:
     columns = ("id", "name", "memory", "used", "held by")
     show_table(columns, rows, empty="no GPUs here; everything runs on the CPU")
     for place, waiter in enumerate(waiting, start=1):
-        show(f"{place}. {waiter}")
+        asks = ", ".join(gives[waiter.ticket])
+        show(f"{place}. {waiter}{f'; the holder of {asks} is asked to give way' if asks else ''}")
     for entry in others:
-        show(f"{entry}")
-        for gpu in entry.gpus:
-            held = [
-                *(f"{holder['purpose']}" for holder in gpu["holders"]),
-                *(r["release"] for r in gpu["releases"]),
-            ]
-            show(
-                f"  {gpu['id']}  {gpu['name']}  {human_bytes(gpu['memory_bytes'])}  {'; '.join(held) or 'free'}"
-            )
+        _show_other_host(entry)
+
+
+def _show_other_host(entry: HostEntry) -> None:
+    show(f"{entry}")
+    for gpu in entry.gpus:
+        held = [
+            *(f"{holder['purpose']}" for holder in gpu["holders"]),
+            *(r["release"] for r in gpu["releases"]),
+        ]
+        show(f"  {gpu['id']}  {gpu['name']}  {human_bytes(gpu['memory_bytes'])}  {'; '.join(held) or 'free'}")
 
 
 def gc(

@@ -117,8 +117,8 @@ class StageCall:
             yield waited
 
     @contextmanager
-    def lease(self, needs: Needs) -> Iterator[Lease]:
-        """Holds what the stage needs."""
+    def lease(self, needs: Needs, *, gives_way: bool = False, after: Lease | None = None) -> Iterator[Lease]:
+        """Holds what the stage needs. `gives_way` and `after`: see leases.lease; only idle work gives way."""
         wanted = lease(
             needs.gpus,
             home=self.home,
@@ -126,6 +126,8 @@ class StageCall:
             shared=needs.shared,
             memory_bytes=needs.memory_bytes,
             priority=self.priority,
+            gives_way=gives_way and self.priority == "idle",
+            after=after,
             stop=self.stop,
         )
         with ExitStack() as held:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from serin.errors import Preempted
 from serin.machine import environment
-from serin.machine.leases import giving_way
+from serin.machine.leases import GivingWay, Lease
 from serin.pipeline.experiments import Progress, keep_experiment
 from serin.pipeline.follow_files import process_lines, rank_line
 from serin.pipeline.needs import train_needs
@@ -79,23 +79,25 @@ def _train(
     machines: Machines | None,
 ) -> Checkpoint:
     """Trains on leased GPUs, as often as it has to give them back to urgent work."""
-    together = machines is not None and machines.count > 1
+    alone = machines is None or machines.count == 1
+    before: Lease | None = None
     while True:
         with (
-            call.lease(train_needs(model, training)) as held,
-            giving_way(call.home, held, "normal" if together else call.priority, call.stop) as way,
+            call.lease(train_needs(model, training), gives_way=alone, after=before) as held,
             process_lines(lambda: _logs(folder), label=rank_line),
             _receipt_kept(call, folder),
         ):
             refuse_changed_code(parts, training_parts(model, training, dataset), folder)
+            way = GivingWay(call.home, held, call.stop)
             try:
                 return launcher.train(
                     model, training, dataset, folder=folder, devices=held.ids, machines=machines,
-                    stop=way.asked, waits=call.waits, hear=Progress(folder).hear,
+                    stop=way, waits=call.waits, hear=Progress(folder).hear,
                 )  # fmt: skip
             except Preempted as stopped:
                 if way.to is None or call.stop.is_set():
                     raise
+                before = held
                 call.log(f"gives way after step {stopped.fields['step']}, and continues later: {way.to}")
 
 

@@ -1,4 +1,4 @@
-"""Releases scaled up and down by Kubernetes' own controller, on what the gateways and Triton count, under load."""
+"""Releases scaled up and down by Kubernetes' own controller, on what the gateways count, under load."""
 
 from __future__ import annotations
 

@@ -73,4 +73,4 @@ def test_each_stage_of_a_pipeline_is_a_job_with_the_priority_of_its_spec(cluster
     assert sorted(before.values(), key=str) == sorted([parent, *stages], key=str)
     _run(cluster, "idle", fresh='["etl"]')  # the others find what they made
     after = {name: found for name, found in _classes(cluster).items() if name not in before}
-    assert sorted(after.values(), key=str) == sorted([parent, ("serin-idle", -1000)], key=str)
+    assert sorted(after.values(), key=str) == sorted([parent, ("serin-idle", -10)], key=str)

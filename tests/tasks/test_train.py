@@ -23,7 +23,7 @@ from serin.errors import (
     WorkerFailed,
 )
 from serin.machine import environment
-from serin.machine.leases import holders, lease
+from serin.machine.leases import holders, lease, waiters
 from serin.pipeline import stage
 from serin.pipeline import train as use_case
 from serin.pipeline.train import find_checkpoint
@@ -39,6 +39,7 @@ from tasks.retry import error_is_retryable
 from tasks.train import train_model
 from tests.fakes.datasets import make_dataset
 from tests.fakes.gpus import pretend_gpus
+from tests.kit.waiting import until
 from tests.logs import heard
 from tests.unit.training.runs import assert_same_bits, at_the_next_checkpoint
 
@@ -201,6 +202,31 @@ def test_an_idle_training_gives_way_to_urgent_work_and_ends_with_the_same_weight
     taken = lines.index("urgent work has the GPU")
     assert any("resumed at step" in line for line in lines[taken:])
     assert_same_bits(*folders.values())
+
+
+def test_an_idle_training_that_gave_way_waits_as_long_as_the_urgent_work_takes(
+    home: Path, two_gpus: None, launch: FakeLaunch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual patience is none here."""
+    monkeypatch.setattr(stage, "lease", partial(lease, wait_s=0.0))
+    train_at_once, threads = launch.train, list[threading.Thread]()
+
+    def work_urgently() -> None:
+        with lease(2, home=home, priority="urgent", wait_s=60):
+            until(lambda: [waiter.purpose for waiter in waiters(home)] == ["training of parcels"])
+
+    def give_way_once(*given: Any, stop: threading.Event, **named: Any) -> Checkpoint:
+        if threads:
+            return train_at_once(*given, **named)
+        threads.append(threading.Thread(target=work_urgently))
+        threads[0].start()
+        assert stop.wait(60)
+        raise Preempted(step=1, folder=named["folder"])
+
+    monkeypatch.setattr(launch, "train", give_way_once)
+    use_case.train_model(MODEL, TRAINING, DATASET, name="parcels", priority="idle")
+    threads[0].join(60)
+    assert len(launch.held) == 1
 
 
 class OnTheCpu:

@@ -336,6 +336,29 @@ def test_gpus_names_who_waits(
     assert [waiter["purpose"] for waiter in found["waiting"]] == ["training of parcels"]
 
 
+def test_gpus_names_who_is_asked_to_give_way(
+    serin: Serin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_gpus(tmp_path, monkeypatch, ["GPU-1"])
+    home = tmp_path / "home"
+
+    def look(_: str) -> None:
+        serin("gpus")
+        serin("gpus", "--json")
+
+    with (
+        lease(1, home=home, purpose="training of flights", priority="idle", gives_way=True),
+        pytest.raises(LeaseUnavailable),
+        heard(look),
+        lease(1, home=home, purpose="training of parcels", priority="urgent", wait_s=0.1),
+    ):
+        pass
+    told, _, as_json = capsys.readouterr().out.partition("{")
+    assert told.splitlines()[-1].endswith("; the holder of GPU-1 is asked to give way")
+    (waiter,) = json.loads("{" + as_json)["waiting"]
+    assert (waiter["counts_as"], waiter["asked"]) == ("urgent", ["GPU-1"])
+
+
 def test_preempted_means_75(serin: Serin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def preempted() -> None:
         raise Preempted(step=7, folder=tmp_path)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,14 @@ from typing import Any
 import pytest
 
 from serin.errors import LeaseUnavailable, SpecError
-from serin.machine import leases
 from serin.machine.hardware import Device, inventory
-from serin.machine.leases import SLOTS, Priority, asked_to_give_way, holders, lease, waiters
+from serin.machine.leases import (
+    SLOTS,
+    Priority,
+    holders,
+    lease,
+    waiters,
+)
 from tests.fakes.gpus import pretend_gpus
 from tests.kit.commands import run
 from tests.kit.waiting import until
@@ -149,94 +154,6 @@ def test_those_who_wait_are_served_in_the_order_of_coming(home: Path) -> None:
         thread.join(30)
     assert order == [0, 1, 2, 3, 4]
     assert waiters(home) == ()
-
-
-def waiting_in_turn(home: Path, wanted: Sequence[tuple[str, int, Priority]]) -> list[str]:
-    """Lets requests (name, count, priority) come one after another while a device is held; returns the order in which
-    they were served."""
-    order: list[str] = []
-    threads = []
-
-    def take(name: str, count: int, priority: Priority) -> None:
-        with lease(count, home=home, purpose=name, priority=priority, wait_s=60):
-            order.append(name)
-
-    with lease(1, home=home):
-        for number, request in enumerate(wanted, start=1):
-            threads.append(threading.Thread(target=take, args=request))
-            threads[-1].start()
-            until(lambda number=number: len(waiters(home)) == number)
-    for thread in threads:
-        thread.join(60)
-    return order
-
-
-def test_urgent_requests_go_first_and_idle_ones_last(home: Path) -> None:
-    wanted: list[tuple[str, int, Priority]] = [
-        ("idle", 2, "idle"), ("first", 2, "normal"), ("second", 2, "normal"), ("urgent", 2, "urgent"),
-    ]  # fmt: skip
-    assert waiting_in_turn(home, wanted) == ["urgent", "first", "second", "idle"]
-
-
-def test_a_request_rises_while_it_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After twice the time an idle request precedes every normal one, and an urgent one that came later."""
-    monkeypatch.setattr(leases, "RISES_AFTER_S", 0.05)
-    order: list[str] = []
-
-    def take(name: str, priority: Priority) -> None:
-        with lease(2, home=home, purpose=name, priority=priority, wait_s=60):
-            order.append(name)
-
-    with lease(1, home=home):
-        idle = threading.Thread(target=take, args=("idle", "idle"))
-        idle.start()
-        until(lambda: bool(waiters(home)) and waiters(home)[0].turn[0] == 0)
-        urgent = threading.Thread(target=take, args=("urgent", "urgent"))
-        urgent.start()
-        until(lambda: len(waiters(home)) == 2)
-    for thread in (idle, urgent):
-        thread.join(60)
-    assert order == ["idle", "urgent"]
-
-
-def test_an_urgent_request_gets_what_another_has_collected_so_far(home: Path) -> None:
-    """The first has one of two devices and waits for the other: the urgent one must not wait for both of them."""
-    order: list[str] = []
-
-    def take(name: str, priority: Priority) -> None:
-        with lease(2, home=home, purpose=name, priority=priority, wait_s=60):
-            order.append(name)
-
-    with ExitStack() as ours:
-        ours.enter_context(lease(1, home=home))
-        normal = threading.Thread(target=take, args=("normal", "normal"))
-        normal.start()
-        until(lambda: any(holder.purpose == "normal" for holder in holders(home)))
-        urgent = threading.Thread(target=take, args=("urgent", "urgent"))
-        urgent.start()
-        until(lambda: any(holder.purpose == "urgent" for holder in holders(home)))
-    for thread in (normal, urgent):
-        thread.join(60)
-    assert order == ["urgent", "normal"]
-
-
-def test_only_idle_holders_give_way_and_those_that_began_last(home: Path) -> None:
-    with ExitStack() as held:
-        first, second = (
-            held.enter_context(lease(1, home=home, purpose=name, priority="idle"))
-            for name in ("first", "second")
-        )
-        assert asked_to_give_way(home, second.ids) is None
-        with child(home, 1, priority="normal") as waiting:
-            until(lambda: len(waiters(home)) == 1)
-            assert asked_to_give_way(home, second.ids) is None
-            waiting.kill()
-        with child(home, 1, priority="urgent") as waiting:
-            until(lambda: len(waiters(home)) == 1)
-            found = asked_to_give_way(home, second.ids)
-            assert found is not None
-            assert found.pid == waiting.pid
-            assert asked_to_give_way(home, first.ids) is None
 
 
 def test_who_dies_while_waiting_holds_nobody_up(home: Path) -> None:

@@ -35,6 +35,8 @@ PER_SECOND: Final = "serin_requests_per_second"
 FLOOR: Final = "serin.dev/floor"  # an annotation: the rollout that minReplicas was raised for
 
 _FULL: Final = 0.7  # the share of a replica's capacity that is aimed at: see `python -m benchmarks elastic`
+_TOLERANCE: Final = 0.1  # Kubernetes adds no replica for so much more than the target
+_SUFFIXES: Final = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 _REQUESTS_PER_INSTANCE: Final = 2  # one that is scored and one that waits, where nothing was measured
 _GAINS_TRAFFIC: Final = frozenset(
     {Phase.LOADING, Phase.VERIFYING, Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING, Phase.DRAINING}
@@ -133,16 +135,48 @@ def _as_written(found: Object) -> list[Object]:
     return list(metrics)
 
 
-def rollout_floors(now: Rollout, running: Mapping[Release, int]) -> dict[Release, int]:
-    """Returns the least replicas of the releases of a rollout that runs; `running`: how many each of them has.
+def load_of(found: Object) -> float:
+    """Returns how many replicas the requests of a release need by its autoscaler's last look, beyond its limits too;
+    0.0 while it reads no metrics. It does not depend on how many there are, so a floor does not raise itself."""
+    status = found.get("status", {})
+    now = {
+        each["object"]["metric"]["name"]: each["object"]["current"]
+        for each in _objects(status, "currentMetrics")
+    }
+    shares = [
+        _number(now[name]["averageValue"]) / _number(each["object"]["target"]["averageValue"])
+        for each in _objects(found["spec"], "metrics")
+        if "averageValue" in now.get(name := each["object"]["metric"]["name"], {})
+    ]
+    return max(shares, default=0.0) * int(status.get("currentReplicas", 0))
 
-    The stable release keeps what either of both has had, because all traffic may come back to it at any time. The
-    candidate, and a baseline beside it, have the share of that which the next step gives them, so that it is there
-    before the traffic is.
+
+def replicas_for(load: float) -> int:
+    """Returns how many replicas Kubernetes leaves for a load."""
+    return math.ceil(round(load / (1 + _TOLERANCE), 3))
+
+
+def _objects(part: Object, key: str) -> list[Object]:
+    return [each for each in part.get(key) or () if each.get("type") == "Object"]
+
+
+def _number(quantity: str) -> float:
+    """Reads a number as the API server writes it."""
+    digits = quantity.rstrip("numkMG")
+    return float(digits) * _SUFFIXES[quantity.removeprefix(digits)]
+
+
+def rollout_floors(now: Rollout, running: Mapping[Release, int], load: int = 0) -> dict[Release, int]:
+    """Returns the least replicas of the releases of a rollout that runs. `running`: how many each of them has. `load`:
+    how many the traffic of all of them needs, at most as many as the stable release may have.
+
+    All traffic may come back to the stable release at any time: it has replicas for it, and keeps what either of both
+    has had. The candidate, and a baseline beside it, have the share of that which the next step gives them, so that it
+    is there before the traffic is.
     """
     if now.phase.final or now.stable is None:
         return {}
-    stable = max(running.get(now.stable, 1), running.get(now.candidate, 1))
+    stable = max(running.get(now.stable, 1), running.get(now.candidate, 1), load)
     floors: dict[Release, int] = {now.stable: stable}
     if now.phase in _GAINS_TRAFFIC:
         steps, step = now.plan.steps, -1 if now.step is None else now.step

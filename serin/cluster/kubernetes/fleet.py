@@ -20,6 +20,8 @@ from serin.cluster.kubernetes.autoscaler import (
     VERSIONS,
     build_autoscaler,
     floor_change,
+    load_of,
+    replicas_for,
     rollout_floors,
 )
 from serin.cluster.kubernetes.release_objects import (
@@ -48,12 +50,12 @@ from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.decide.state import Rollout
+from serin.rollout.run.verification import FOREIGN
 from serin.serving.triton.probe import RowTimes, answers
-from serin.serving.triton.repository import gpus_wanted, measured_capacity, serving_settings
+from serin.serving.triton.repository import gpus_wanted, measured_capacity, serving_settings, wanted_replicas
 from serin.serving.triton.verify import verify_release
-from serin.spec.serving import ReplicaRange, ServingSpec
-from serin.store.artifacts import Bundle, Endpoint, Release
-from serin.store.published import SERVER
+from serin.spec.serving import ReplicaRange
+from serin.store.artifacts import Endpoint, Release
 from serin.store.store import Store
 
 try:
@@ -202,7 +204,10 @@ logger = logging.getLogger(__name__)
 
 _RESTARTED: Final = "serin.dev/restarted"
 _FRESH_S: Final = 0.4  # within one tick of the controller the cluster is read once
-_GONE_S: Final = 60.0  # for pods of a release that is started again right after it was stopped
+_GONE_S: Final = (
+    90.0  # for pods of a release that is started again right after it was stopped: see release.yaml
+)
+_LOOK_AGAIN_S: Final = 60.0  # how often autoscalers are looked at while no rollout runs
 _LOOK_S: Final = 0.2
 
 
@@ -221,10 +226,11 @@ class KubernetesFleet:
         self._read_at, self._deployments, self._pods = float("-inf"), dict[str, Object](), list[Object]()
         # By pod, since it was first seen ready. It may be lost: it only tells a restart from a pod that is gone.
         self._restarts: dict[Release, dict[str, Restarts]] = {}
-        # By model: the ended rollout whose floors are gone. It may be lost, too.
-        self._restored: dict[str, str] = {}
+        # By model: the ended rollout whose floors are gone, and when that is looked at again. It may be lost, too.
+        self._restored: dict[str, tuple[str, float]] = {}
+        self._scalers: dict[Release, Object | None] = {}  # as they were read in this tick
         self._bundle = functools.cache(lambda release: store.bundle(release.model, release.label))
-        self._range = functools.cache(self._stored_range)
+        self._wanted = functools.cache(lambda release: wanted_replicas(self._bundle(release)))
 
     def start(self, release: Release) -> None:
         """Applies the objects of the release. One that is dead gets new pods; any other is left as it is."""
@@ -236,6 +242,8 @@ class KubernetesFleet:
         if existing and _terminating(existing):
             self._wait_until_gone(release)
             existing = None
+        if isinstance(serving.replicas, ReplicaRange):
+            self._scale(release)  # first: a release whose start is cut off here is started again
         if existing and self.state(release) == "dead":
             self._restart(release, existing)
         else:
@@ -243,8 +251,6 @@ class KubernetesFleet:
             self._ours("services", release)
             self._namespace.apply("services", build_service(self._template, release, self._namespace.name))
             self._namespace.apply("deployments", deployment)
-        if isinstance(serving.replicas, ReplicaRange):
-            self._scale(release, bundle, serving)
         self._row_times.forget(release)
         self._read_at = float("-inf")
 
@@ -306,23 +312,32 @@ class KubernetesFleet:
         self._look()
         return sorted(release for found in self._deployments.values() if (release := release_of(found)))
 
-    def keep_floors(self, rollouts: Sequence[Rollout]) -> None:
+    def keep_floors(self, rollouts: Sequence[Rollout]) -> dict[str, str]:
         """Raises the least replicas of autoscaled releases while a rollout runs, and restores them after it. All of it
-        follows from the rollouts and the cluster: repeating it changes nothing."""
+        follows from the rollouts and the cluster: repeating it changes nothing. Returns the problems, by model."""
+        problems: dict[str, str] = {}
         for now in rollouts:
-            if self._restored.get(now.model) == now.id:
-                continue
-            self._look()
-            running = {release: self._replicas(release) for release in now.wanted}
-            floors = rollout_floors(now, running)
-            kept = True
-            for release in now.wanted:
-                if (limits := self._range(release)) is not None:
-                    noted = now.id if release in floors else None
-                    least = max(floors.get(release, 0), limits.min)
-                    kept = self._keep_floor(release, noted, least) and kept
-            if now.phase.final and kept:
-                self._restored[now.model] = now.id
+            try:
+                self._keep_floors_of(now)
+            except FOREIGN as error:
+                problems[now.model] = str(error)
+                if isinstance(error, KubernetesGone):
+                    break  # for every model
+        return problems
+
+    def _keep_floors_of(self, now: Rollout) -> None:
+        ended, again_at = self._restored.get(now.model, ("", 0.0))
+        if ended == now.id and time.monotonic() < again_at:
+            return
+        self._look()
+        floors, kept = self._floors(now), True
+        for release in now.wanted:
+            if (limits := self._range(release)) is not None:
+                noted = now.id if release in floors else None
+                least = max(floors.get(release, 0), limits.min)
+                kept = self._keep_floor(release, noted, least) and kept
+        if now.phase.final and kept:
+            self._restored[now.model] = now.id, time.monotonic() + _LOOK_AGAIN_S
 
     def lacks(self, now: Rollout) -> str:
         """Says how many replicas of the candidate are missing that its next step needs; empty: none."""
@@ -330,18 +345,45 @@ class KubernetesFleet:
         if limits is None:
             return ""
         self._look()
-        floors = rollout_floors(now, {release: self._replicas(release) for release in now.wanted})
-        wanted = min(max(floors.get(now.candidate, 0), limits.min), limits.max)
+        wanted = min(max(self._floors(now).get(now.candidate, 0), limits.min), limits.max)
         found = self._deployments.get(object_name(now.candidate), {})
         ready = int(found.get("status", {}).get("readyReplicas", 0))
         return f"{ready} of {wanted} replicas are ready for the next step" if ready < wanted else ""
 
+    def _floors(self, now: Rollout) -> dict[Release, int]:
+        """Returns the least replicas of a rollout's releases; of a rollout that has ended, none."""
+        if now.phase.final or now.stable is None:
+            return {}
+        load, limits = 0, self._range(now.stable)
+        if limits is not None:
+            scalers = [self._scaler(release) for release in now.wanted if self._range(release) is not None]
+            load = min(replicas_for(sum(load_of(found) for found in scalers if found)), limits.max)
+        return rollout_floors(now, {release: self._replicas(release) for release in now.wanted}, load)
+
+    def _range(self, release: Release) -> ReplicaRange | None:
+        wanted = self._wanted(release)
+        return wanted if isinstance(wanted, ReplicaRange) else None
+
+    def _scaler(self, release: Release) -> Object | None:
+        """Returns the autoscaler as it was read in this tick. Threads that start releases discard what was read."""
+        missing: Object = {}
+        found = self._scalers.get(release, missing)
+        if found is missing:
+            found = self._scalers[release] = self._ours(_AUTOSCALERS, release)
+        return found
+
     def _keep_floor(self, release: Release, rollout: str | None, wanted: int) -> bool:
-        """Returns whether it was so already."""
-        found = self._ours(_AUTOSCALERS, release)
-        change = floor_change(found, rollout, wanted) if found else None
+        """Returns whether it was so already. An autoscaler that somebody has deleted is made again."""
+        found = self._scaler(release)
+        if found is None:
+            if object_name(release) not in self._deployments:
+                return True  # both are made when it is started
+            self._scale(release)
+            return False
+        change = floor_change(found, rollout, wanted)
         if change is None:
             return True
+        self._scalers.pop(release, None)
         try:
             self._namespace.merge(_AUTOSCALERS, object_name(release), change)
         except KubernetesRefused as error:
@@ -360,6 +402,7 @@ class KubernetesFleet:
         found = self._namespace.list("deployments", SELECTOR)
         self._pods = self._namespace.list("pods", SELECTOR)
         self._deployments = {each["metadata"]["name"]: each for each in found if not _terminating(each)}
+        self._scalers.clear()
         self._read_at = time.monotonic()
 
     def _ours(self, resource: Resource, release: Release) -> Object | None:
@@ -374,21 +417,17 @@ class KubernetesFleet:
             )
         return found
 
-    def _stored_range(self, release: Release) -> ReplicaRange | None:
-        if (Path(self._bundle(release).path) / SERVER).is_file():
-            return None
-        replicas = serving_settings(self._bundle(release)).replicas
-        return replicas if isinstance(replicas, ReplicaRange) else None
-
-    def _scale(self, release: Release, bundle: Bundle, serving: ServingSpec) -> None:
+    def _scale(self, release: Release) -> None:
         """Applies the autoscaler. A floor that a rollout has raised stays."""
-        capacity = measured_capacity(self._store, bundle)
+        bundle = self._bundle(release)
+        serving, capacity = serving_settings(bundle), measured_capacity(self._store, bundle)
         version = self._namespace.autoscaling
         wanted = build_autoscaler(self._template, release, self._namespace.name, serving, capacity, version)
         existing = self._ours(_AUTOSCALERS, release)
         if existing:
             wanted["spec"]["minReplicas"] = existing["spec"].get("minReplicas", 1)
         self._namespace.apply(_AUTOSCALERS, wanted)
+        self._scalers.pop(release, None)
 
     def _restart(self, release: Release, existing: Object) -> None:
         """Replaces the pods of a dead release, once: of two controllers that saw it dead one is too late."""

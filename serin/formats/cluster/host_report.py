@@ -9,6 +9,7 @@ clock, by `beat`. A host that is stopped removes its report; that of a lost one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -73,10 +74,13 @@ class WorkerReport(Document, form="serin.host_report"):
     runs: tuple[str, ...] = ()
 
 
-def read_report(kind: type[Report], objects: Objects, key: str) -> Report | None:
-    """Returns the report under a key; None when there is none, or one of another version of Serin."""
+def read_report(
+    kind: type[Report], objects: Objects, key: str, *, within_s: float = math.inf
+) -> Report | None:
+    """Returns the report under a key; None when there is none, one of another version of Serin, or one that is older
+    than `within_s`."""
     stored = objects.read(key)
     try:
-        return None if stored is None else kind.load(stored.content)
+        return None if stored is None or stored.age_s > within_s else kind.load(stored.content)
     except ValueError:
         return None

@@ -10,6 +10,7 @@ from serin.store.store import Store
 
 ONE_MACHINE: Final = "one machine runs one replica of a release"
 HOSTS_WITH_AGENTS: Final = "hosts with agents run a fixed number of replicas"
+_SILENT_S: Final = 120.0  # a report is replaced about each second
 
 
 def no_autoscaler(place: str) -> str:
@@ -24,6 +25,7 @@ def place_without_autoscaler(store: Store) -> str | None:
         return ONE_MACHINE
     objects = open_objects(store.url)
     keys = [key for key in objects.keys(PREFIX) if key.endswith("/agent.json")]
-    reports = (read_report(AgentReport, objects, key) for key in keys)
+    # A host that was lost leaves its report.
+    reports = (read_report(AgentReport, objects, key, within_s=_SILENT_S) for key in keys)
     # A gateway alone has no port for peers: its releases run elsewhere.
     return HOSTS_WITH_AGENTS if any(report and report.peer for report in reports) else None

@@ -96,13 +96,13 @@ def _verify(now: Rollout, seen: Seen, t: float) -> Rollout:
         return abort(now, t, reason, verdict=Verdict.FAIL)
     if not seen.verified or now.hold:
         return now
+    if seen.lacks:
+        return replace(now, reason=seen.lacks)
     if now.stable is None:
         reason = "the model's first release answers its golden rows"
         if needs_approval(now, 0):
             return _ask(now, 0, reason)
         return move(now, t, Phase.DRAINING, reason, verdict=Verdict.PASS)
-    if seen.lacks:
-        return replace(now, reason=seen.lacks)
     reason = "its golden rows are answered"
     if now.plan.shadow and now.step is None:
         return replace(move(now, t, Phase.SHADOWING, reason, verdict=Verdict.PASS), evidence={})

@@ -25,6 +25,7 @@ _REAPPLY_S: Final = 5.0  # how often unchanged routes are pushed: the gateway ma
 _DEAD_S: Final = (
     10.0  # a live release may be busy, or be restarted by its host: killing it then makes it worse
 )
+_LACKS_S: Final = 60.0  # how long a rollout that should not wait waits for what its candidate lacks
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
@@ -113,14 +114,15 @@ class Reconciler:
             routed=self._routed,
             active_requests=self._active_requests(now),
             verified=verified,
-            lacks=self._lacking(now),
+            lacks=self._lacking(now, t),
             problem=problem,
             judgement=self._judgement(now, t),
         )
 
-    def _lacking(self, now: Rollout) -> str:
-        """A rollout that needs no evidence, as a rollback, waits for nothing else either."""
-        if now.phase not in (Phase.VERIFYING, Phase.SHIFTING) or not now.plan.min_requests:
+    def _lacking(self, now: Rollout, t: float) -> str:
+        """A rollout that needs no evidence, as a rollback, and a model's first release wait, but not for long."""
+        hurries = now.stable is None or not now.plan.min_requests
+        if now.phase not in (Phase.VERIFYING, Phase.SHIFTING) or (hurries and t - now.since >= _LACKS_S):
             return ""
         try:
             return self._lacks(now)

@@ -34,9 +34,10 @@ from serin.serving.triton.backends import Choice, Server, choose_backend, names_
 from serin.serving.triton.model_config import MODEL_CODE, Settings
 from serin.serving.triton.submodels import build_parts, contents_of
 from serin.spec.names import valid_model_name
-from serin.spec.serving import ServingSpec
+from serin.spec.serving import ReplicaRange, ServingSpec
 from serin.spec.stored import stored_section
 from serin.store.artifacts import Bundle, Release
+from serin.store.published import SERVER
 from serin.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -232,6 +233,12 @@ def serving_settings(bundle: Bundle) -> ServingSpec:
     except ValidationError as error:
         path = f"{bundle.path}/spec.yaml"
         raise BundleBroken(path=path, reason=f"its serving section cannot be read: {error}") from error
+
+
+def wanted_replicas(bundle: Bundle) -> int | ReplicaRange | None:
+    """Returns how many replicas the bundle's spec asks for; None: one on each host, or its server runs elsewhere."""
+    replicas = serving_settings(bundle).replicas
+    return None if replicas == "all" or (Path(bundle.path) / SERVER).is_file() else replicas
 
 
 # The values belong to machines with as many cores. A release uses those that its spec does not set, and none on another

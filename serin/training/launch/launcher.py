@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -109,7 +110,7 @@ def _run_to_the_end(work: HostWork) -> None:
                 work.machines.count == 1,
             )
             end = run(watched)
-            while alone and end.status and end.status.state == "again" and not work.stop.is_set():
+            while alone and end.status and end.status.state == "again" and not end.stop_asked:
                 logger.info(end.status.reason)
                 end = run(watched)
             _fill(measurement, end.status, job, devices)
@@ -246,6 +247,9 @@ def _run_together(work: HostWork) -> _End:
 def _outcome(folder: Path, end: _End) -> Checkpoint:
     status = end.status
     state = status.state if status else "preempted" if end.stop_asked else "failed"
+    by_signal = state == "failed" and end.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
+    if end.stop_asked and (by_signal or state == "again"):  # a script need not handle SIGTERM
+        state = "preempted"
     if status is None:
         status = Status(state=state, exit_code=end.exit_code, reason=how_it_ended(end.exit_code))
     match state:

@@ -50,8 +50,10 @@ class HostWork:
 def run_process(
     command: Command, settings: dict[str, str], output: BinaryIO, work: HostWork
 ) -> tuple[int, bool]:
-    """Returns the process's exit code, and whether it was asked to stop."""
-    follower, asked, moments = Follower(work.folder), False, {"asked": time.time()}
+    """Returns the process's exit code, and whether it was asked to stop. One that was and does not end in time is
+    killed: what it saved before is kept."""
+    follower, moments = Follower(work.folder), {"asked": time.time()}
+    kill_at: float | None = None
 
     def hear(record: dict[str, Any]) -> None:
         moments.setdefault(record["event"], record["t"])
@@ -63,15 +65,18 @@ def run_process(
         with sigterm_sets(work.stop):
             while not has_ended(process, _POLL_S):
                 pass_on(follower, hear)
-                if work.stop.is_set() and not asked:
-                    asked = True
+                if work.stop.is_set() and kill_at is None:
+                    kill_at = time.monotonic() + _SAVES_IN_S
                     process.terminate()  # a worker saves; torchrun passes the signal on to its workers
+                elif kill_at is not None and time.monotonic() > kill_at:
+                    logger.warning(f"killed: it did not save and end within {_SAVES_IN_S:g} s of SIGTERM")
+                    process.kill()
     finally:
         _end_now(process)
     work.waits.extend(_end_wait(work.folder))
     pass_on(follower, hear)
     work.waits.extend(_start_waits(moments))
-    return process.returncode, asked
+    return process.returncode, kill_at is not None
 
 
 def _end_wait(folder: Path) -> list[Wait]:

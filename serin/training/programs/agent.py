@@ -33,7 +33,7 @@ def main() -> None:
         options = options or _meet_in_a_file(folder, own=script is None)
         run.main([*options, *_named_lines(folder), "--nproc-per-node", processes, *worker])
     except SignalException:
-        sys.exit(1)
+        sys.exit(Preempted.exit_code)
     except ChildFailedError as error:
         if read_status(folder) is None:  # the worker could not record it itself
             rank, failure = error.get_first_failure()

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -360,22 +360,22 @@ class Trials:
     @contextmanager
     def _devices(self) -> Iterator[tuple[str, ...]]:
         """Leases this trial's GPUs. Waits as long as needed, unless asked to stop."""
-        while True:
+        wanted = lease(
+            self._gpus_each,
+            home=self._home,
+            purpose="a trial",
+            priority=self._priority,
+            wait_s=math.inf,
+            stop=self._end,
+        )
+        with ExitStack() as stack:
             try:
-                with lease(
-                    self._gpus_each,
-                    home=self._home,
-                    purpose="a trial",
-                    priority=self._priority,
-                    stop=self._end,
-                ) as held:
-                    yield held.ids
-                    return
+                held = stack.enter_context(wanted)
             except LeaseUnavailable as error:
                 if self._end.is_set():
                     raise Preempted(step=0, folder=self._folder) from error
-                if error.fields["wanted"] > error.fields["present"]:  # they were here a moment ago
-                    raise
+                raise  # too few: they were here a moment ago
+            yield held.ids
 
     def _tell(self, trial: Trial, text: str) -> None:
         tried = self._study.tried()

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from serin.cluster.kubernetes.autoscaler import FLOOR, floor_change, rollout_floors, share_of
+from serin.cluster.kubernetes.autoscaler import (
+    FLOOR,
+    floor_change,
+    load_of,
+    replicas_for,
+    rollout_floors,
+    share_of,
+)
 from serin.cluster.version_settings import check_replicas
 from serin.errors import RolloutRefused, SpecError
 from serin.formats.cluster.host_report import AgentReport, agent_key
@@ -46,7 +53,9 @@ def report(host: str, peer: str | None) -> AgentReport:
     return AgentReport(host=host, beat=1, t=0.0, address=host, peer=peer, desired_seq=0, evidence_seq=0)
 
 
-def test_the_place_of_a_store_is_known_by_the_hosts_that_report_to_it(bucket: str, tmp_path: Path) -> None:
+def test_the_place_of_a_store_is_known_by_the_hosts_that_report_to_it(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert (
         place_without_autoscaler(Store(str(tmp_path / "store")))
         == "one machine runs one replica of a release"
@@ -57,6 +66,8 @@ def test_the_place_of_a_store_is_known_by_the_hosts_that_report_to_it(bucket: st
     assert place_without_autoscaler(store) is None, "a gateway of Kubernetes runs no releases"
     objects.put(agent_key("b"), report("b", "b:8443").dump())
     assert place_without_autoscaler(store) == "hosts with agents run a fixed number of replicas"
+    monkeypatch.setattr("serin.formats.cluster.replicas._SILENT_S", -1.0)
+    assert place_without_autoscaler(store) is None, "a host that was lost runs nothing"
 
 
 def test_a_server_elsewhere_has_no_replicas_here(tmp_path: Path) -> None:
@@ -195,3 +206,47 @@ def test_a_rollout_needs_replicas_for_what_may_come_next(case: str) -> None:
 
 def test_the_stable_release_keeps_what_the_candidate_has_needed() -> None:
     assert rollout_floors(at(Phase.BAKING, 2), {V1: 4, V2: 7}) == {V1: 7, V2: 7}
+
+
+def test_the_stable_release_has_replicas_for_all_traffic() -> None:
+    """At half of the traffic both are busy: if the candidate dies, the stable release gets twice its load."""
+    scalers = [loaded(scaler(1), 4, per_second="7"), loaded(scaler(1), 4, per_second="6800m")]
+    load = replicas_for(sum(map(load_of, scalers)))
+    assert load == 8
+    assert rollout_floors(at(Phase.SHIFTING, 1), {V1: 4, V2: 4}, load) == {V1: 8, V2: 8}
+    raised = [loaded(scaler(8), 8, per_second="3500m"), loaded(scaler(8), 8, per_second="3400m")]
+    assert replicas_for(sum(map(load_of, raised))) == load, "a floor does not raise itself"
+
+
+def loaded(found: dict[str, Any], replicas: int, **metrics: str) -> dict[str, Any]:
+    """An autoscaler that has read its metrics, of which 7 per replica are aimed at."""
+    spec = [_metric({}) for _ in metrics]
+    for name, each in zip(metrics, spec, strict=True):
+        each["object"]["metric"] = {"name": name}
+    read = [
+        {"type": "Object", "object": {"metric": {"name": name}, "current": {"averageValue": value}}}
+        for name, value in metrics.items()
+    ]
+    status = {"currentReplicas": replicas, "currentMetrics": read}
+    return {**found, "spec": {**found["spec"], "metrics": spec}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "load"),
+    [
+        ({"a": "7"}, 3.0),
+        ({"a": "3500m", "b": "14"}, 6.0),
+        ({"a": "7k"}, 3000.0),
+        ({"a": "0"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_the_load_is_what_the_autoscaler_has_read(metrics: dict[str, str], load: float) -> None:
+    assert load_of(loaded(scaler(1), 3, **metrics)) == pytest.approx(load)
+
+
+def test_an_autoscaler_that_has_not_looked_yet_knows_no_load() -> None:
+    found = loaded(scaler(1), 3, a="7")
+    assert load_of({**found, "status": {"currentReplicas": 3, "currentMetrics": None}}) == 0.0
+    assert load_of({key: value for key, value in found.items() if key != "status"}) == 0.0
+    assert [replicas_for(load) for load in (0.0, 0.4, 1.0001, 4.4, 4.5, 8.0)] == [0, 1, 1, 4, 5, 8]

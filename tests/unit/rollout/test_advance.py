@@ -54,6 +54,7 @@ FORWARD = [
     (rollout(P.VERIFYING), seen(), (P.VERIFYING, None)),
     (rollout(P.VERIFYING), seen(verified=True), (P.SHIFTING, 0)),
     (rollout(P.VERIFYING), seen(verified=True, lacks="1 of 3 replicas"), (P.VERIFYING, None)),
+    (rollout(P.VERIFYING, stable=None), seen(verified=True, lacks="1 of 3 replicas"), (P.VERIFYING, None)),
     (rollout(P.SHIFTING), seen(S.WAIT), (P.SHIFTING, 0)),
     (rollout(P.SHIFTING), seen(S.PASS, lacks="1 of 3 replicas"), (P.SHIFTING, 0)),
     (rollout(P.SHIFTING), seen(S.FAIL, lacks="1 of 3 replicas"), (P.ABORTING, 0)),

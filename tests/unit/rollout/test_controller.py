@@ -40,7 +40,7 @@ def test_a_good_candidate_takes_over_step_by_step_and_the_old_release_goes(scene
     assert scene.versions.aliases("flights") == {"live": 2, "previous": 1}
 
 
-def test_a_step_waits_for_what_the_candidate_lacks_and_a_rollback_does_not(scene: Scene) -> None:
+def test_a_step_waits_for_what_the_candidate_lacks_and_a_rollback_does_so_for_a_minute(scene: Scene) -> None:
     scene.roll_out(Phase.PROMOTED)
     scene.lacks = "1 of 3 replicas are ready"
     scene.command("start", 3)
@@ -50,7 +50,18 @@ def test_a_step_waits_for_what_the_candidate_lacks_and_a_rollback_does_not(scene
     scene.until(Phase.PROMOTED)
     scene.lacks = "1 of 3 replicas are ready"
     scene.command("rollback", 2)
+    waits = scene.until(Phase.VERIFYING).since
+    scene.until_true(lambda now: now.reason == scene.lacks)
+    assert 60.0 <= scene.until(Phase.BAKING).since - waits <= 62.0
     assert scene.until(Phase.PROMOTED).live == release(2)
+
+
+def test_a_first_release_waits_a_minute_for_its_replicas(scene: Scene) -> None:
+    scene.lacks = "1 of 3 replicas are ready"
+    scene.command("start", 1)
+    waits = scene.until(Phase.VERIFYING).since
+    scene.until_true(lambda now: now.reason == scene.lacks)
+    assert 60.0 <= scene.until(Phase.DRAINING).since - waits <= 62.0
 
 
 def test_the_aliases_say_who_is_candidate_while_it_is_one(scene: Scene) -> None:

@@ -13,7 +13,9 @@ from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
 from serin.training.foreign.own_script import this_run
-from serin.training.launch import launcher
+from serin.training.launch import launcher, processes
+from serin.training.launch.job import Status
+from serin.training.launch.processes import HostWork
 from tests.fakes.datasets import make_dataset
 from tests.logs import heard
 
@@ -109,6 +111,45 @@ def test_a_script_is_stopped_killed_and_resumed_with_what_it_saved(tmp_path: Pat
     assert sorted(file.name for file in (folder / "logs").iterdir()) == [
         f"attempt-00{n}.log" for n in (1, 2, 3, 4)
     ]
+
+
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
+def test_a_script_that_does_not_save_when_it_is_stopped_does_not_keep_others_waiting(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, handler: str
+) -> None:
+    monkeypatch.setattr(processes, "_SAVES_IN_S", 0.2)
+    model = script(
+        tmp_path / "own",
+        f"""
+        import signal
+        signal.signal(signal.SIGTERM, signal.{handler})
+        run.say("ready to be stopped")
+        signal.sigtimedwait([signal.SIGUSR1], 60)
+        """,
+    )
+    stop = threading.Event()
+
+    def stop_when_ready(line: str) -> None:
+        if line == "ready to be stopped":
+            stop.set()
+
+    with pytest.raises(Preempted), heard(stop_when_ready):
+        launcher.train(model, TrainingSpec(), dataset, folder=tmp_path / "run", stop=stop)
+
+
+def test_a_stop_while_the_processes_start_again_is_no_failure(
+    tmp_path: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = threading.Event()
+
+    def start_again(work: HostWork) -> launcher._End:
+        stop.set()
+        status = Status(state="again", reason="with another precision")
+        return launcher._End(status=status, exit_code=1, stop_asked=stop.is_set(), log=tmp_path / "log")
+
+    monkeypatch.setattr(launcher, "_run", start_again)
+    with pytest.raises(Preempted):
+        launcher.train(ModelSpec(hidden=(4,)), TrainingSpec(), dataset, folder=tmp_path / "run", stop=stop)
 
 
 def test_weights_with_a_factory_become_what_a_module_would_have_left(
