@@ -96,10 +96,10 @@ def _new_files(
 ) -> NewRows | None:
     _same_source(source, "", runs)
     try:
-        files = {file.path: file for file in find_table(_TABLE, source)}
+        files = _find_files(source)
     except SourceMissing:
         return None
-    found = {path: f"{file.size}-{file.modified}" for path, file in files.items()}
+    found = {path: _mark(file) for path, file in files.items()}
     scored = {path: mark for run in runs for path, mark in run.files.items()}
     changed = [path for path, mark in found.items() if scored.get(path, mark) != mark]
     if changed:
@@ -120,6 +120,30 @@ def _new_files(
         lambda file: tuple((name, kinds[name], _plain(text)) for name, text in file.partition),
         NewRows(pieces=(), files={path: found[path] for path in new}),
     )
+
+
+def _find_files(source: str | FileTable) -> dict[str, SourceFile]:
+    return {file.path: file for file in find_table(_TABLE, source)}
+
+
+def _mark(file: SourceFile) -> str:
+    return f"{file.size}-{file.modified}"
+
+
+def check_unchanged(source: str | LongForm, new: NewRows) -> None:
+    """Raises ScoringRefused when files are no longer those that were found: rows may be of before or after."""
+    if not new.files or not isinstance(source, str | FileTable):
+        return
+    try:
+        now = {path: _mark(file) for path, file in _find_files(source).items()}
+    except SourceMissing:
+        now = {}
+    changed = [path for path, mark in new.files.items() if now.get(path) != mark]
+    if changed:
+        reason = f"{_some(changed)} changed while it was scored; nothing of this run is there"
+        raise _refusal(
+            source, f"{reason}. Run again, and write files under another name until they are whole"
+        )
 
 
 def _fixed_part(rows: str) -> str:
@@ -182,7 +206,7 @@ def _with_pieces(
     pieces = [
         replace(piece, constants=constants(file), csv=file.csv)
         for file in files
-        for piece in pieces_of({file.path: file.content or f"{file.size}-{file.modified}"})
+        for piece in pieces_of({file.path: file.content or _mark(file)})
     ]
     return replace(new, pieces=pieces)
 

@@ -12,9 +12,10 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -79,7 +80,7 @@ def score_new(
     and StageStopped is raised; the next one continues it. ScoringRefused where rows or target do not fit; then nothing
     has changed.
     """
-    from serin.pipeline.new_rows import find_new
+    from serin.pipeline.new_rows import check_unchanged, find_new
 
     source, target = read_source(rows), open_target(out)
     with _locked(target):
@@ -98,6 +99,7 @@ def score_new(
                 target,
                 number,
                 last,
+                partial(check_unchanged, source, new),
                 scheduler=scheduler,
                 place=place.place,
                 workers=workers or core_count(),
@@ -180,7 +182,7 @@ def _finish(target: Target, runs: Mapping[int, ScoredRun]) -> None:
     if number and finished_run(folder, number) == runs[number]:
         _record(folder / run_name(number), runs[number])
     shutil.rmtree(folder / _ROWS, ignore_errors=True)
-    if not target.keeps(number):
+    if not target.is_its_files:
         for path in (*folder.glob("run-*"), *folder.glob(".run-*.partial")):
             if int(path.name.lstrip(".")[4:9]) <= number:
                 _remove(path)
@@ -204,13 +206,14 @@ def _score(
     target: Target,
     number: int,
     known: Mapping[str, str] | None,
+    check: Callable[[], None],
     *,
     scheduler: str | None,
     place: Place,
     workers: int,
     stop: threading.Event,
 ) -> ScoredRun:
-    """Makes the files of a run. `known`: the columns of the run before."""
+    """Makes the files of a run. `known`: the columns of the run before. `check`: refuses rows that have changed."""
     from serin.scoring.bulk import score_into_folder
 
     done = list[ScoredRun]()
@@ -221,6 +224,7 @@ def _score(
         found = [_columns(parts, number) for number in range(len(new.pieces))]
         for piece, columns in zip(new.pieces, found, strict=True):
             _check_columns(piece.path, columns, known or found[0])
+        check()
         done.append(new.watermark(bundle.release.name, time.time(), rows, found[0]))
         return done[0].dump()
 

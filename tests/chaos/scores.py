@@ -177,7 +177,7 @@ def _compare(result: Result, rows: int, step: int) -> dict[str, int]:
     records = captured(Path(os.environ["SERIN_HOME"]), bundles.MODEL, columns=["_id", "_row"])
     recorded = list(zip(*(records.column(name).to_pylist() for name in ("_id", "_row")), strict=True))
     left = [path.name for path in target.folder.glob("*") if path.name not in (".lock", ".gone")]
-    assert target.keeps(1) or not left, left
+    assert target.is_its_files or not left, left
     return {
         "rows": rows,
         "lost": rows - len(set(numbers.tolist())),

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from serin.errors import ScoringRefused
-from serin.scoring.targets.target import ScoredRun, batches_of, check_complete, read_watermark, run_name
+from serin.scoring.targets.target import (
+    ScoredRun,
+    batches_of,
+    check_committed,
+    check_complete,
+    read_watermark,
+    run_name,
+)
 from serin.store.file_systems import delta_options
 
 _APPLICATION = "serin.scored"
@@ -60,7 +67,6 @@ class DeltaTarget:
 
     def commit(self, number: int, done: ScoredRun) -> None:
         from deltalake import CommitProperties, Transaction, write_deltalake
-        from deltalake.exceptions import DeltaError
 
         properties = CommitProperties(
             custom_metadata={_APPLICATION: done.dump().decode()},
@@ -79,15 +85,11 @@ class DeltaTarget:
                 )
             else:  # of the version that was read: a commit in between is seen
                 write_deltalake(self._table, rows, mode="append", commit_properties=properties)
-        except (DeltaError, OSError, ValueError) as error:
-            now = self.read_runs().get(number)
-            if now is not None and now != done:
-                raise self._refusal("another run has written it at the same time; run again") from error
-            if now is None:
-                reason = f"it cannot be written: {_line(error)}; nothing of this run is there"
-                raise self._refusal(reason) from error
+        except Exception as error:  # noqa: BLE001 (deltalake raises it for types that Delta does not have)
+            check_committed(self, number, done, error, _line(error))
 
-    def keeps(self, number: int) -> bool:  # noqa: ARG002
+    @property
+    def is_its_files(self) -> bool:
         return False
 
     def _refusal(self, reason: str) -> ScoringRefused:

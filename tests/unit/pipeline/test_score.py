@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from serin.pipeline import score as use_case
 from serin.pipeline.score import score_new
 from serin.scoring import parts
 from serin.scoring.targets.folder import FolderTarget
-from serin.scoring.targets.target import ScoredRun, folder_runs
+from serin.scoring.targets.target import ScoredRun
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
@@ -49,6 +50,9 @@ class Scene:
         path = self.folder / into / f"date=2026-01-{day:02d}" / "part.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, row_group_size=100)
+
+    def remove(self, day: int) -> None:
+        (self.folder / "rows" / f"date=2026-01-{day:02d}" / "part.parquet").unlink(missing_ok=True)
 
     def score(self, **how: object) -> ScoredRun | None:
         done = score_new(MODEL, self.rows, str(self.out), workers=2, **how)  # type: ignore[arg-type]
@@ -87,7 +91,7 @@ def test_each_run_scores_the_files_that_have_come_since_the_last(scene: Scene) -
     assert second is not None
     assert [Path(path).parent.name for path in second.files] == ["date=2026-01-03"]
     assert scene.days() == [1, 2, 3]
-    assert list(folder_runs(scene.out)) == [1, 2]
+    assert list(FolderTarget(scene.out).read_runs()) == [1, 2]
     table = scene.scored().sort_by("row")
     wanted = np.concatenate(
         [bundles.score(scene.bundle.path, bundles.rows(ROWS, seed=day))[:, 0] for day in (1, 2, 3)]
@@ -144,6 +148,48 @@ def test_files_that_do_not_fit_are_named_and_change_nothing(scene: Scene, how: s
         assert scene.days() == [1, 2, 3]
 
 
+def test_a_file_that_changes_while_it_is_scored_is_named_and_nothing_appears(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.arrive(1)
+    scene.arrive(2)
+    all_written = parts.FolderParts.schema
+
+    def then(change: Callable[[int], None]) -> Callable[..., pa.Schema]:
+        def schema(self: parts.FolderParts, number: int) -> pa.Schema:
+            change(2)
+            return all_written(self, number)
+
+        return schema
+
+    for change in (scene.arrive, scene.remove):
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.FolderParts, "schema", then(change))
+            with pytest.raises(ScoringRefused, match=r"date=2026-01-02/part\.parquet changed while it was"):
+                scene.score()
+    assert FolderTarget(scene.out).read_runs() == {}
+    scene.arrive(2)
+    scene.score()
+    assert scene.days() == [1, 2]
+
+
+def test_a_watermark_that_is_gone_is_named_and_other_folders_are_left_alone(scene: Scene) -> None:
+    (scene.out / "run-old").mkdir(parents=True)
+    for day in (1, 2):
+        scene.arrive(day)
+        scene.score()
+    (scene.out / "run-00001" / "_SUCCESS").unlink()
+    for how in ({}, {"late": True}, {"since": "date=2026-01-01"}):
+        with pytest.raises(ScoringRefused, match="the watermark of run 1 is gone; restore it"):
+            scene.score(**how)
+    assert scene.days() == [1, 2]
+    (scene.out / "run-00002" / "_SUCCESS").unlink()
+    (scene.out / "run-00001").rename(scene.folder / "away")
+    with pytest.raises(ScoringRefused, match="the watermark of run 1 is gone"):
+        scene.score()
+    assert (scene.out / "run-old").is_dir()
+
+
 @pytest.mark.parametrize(
     ("out", "words"),
     [
@@ -174,7 +220,7 @@ def test_a_full_disk_is_named_and_the_next_run_completes_the_rows(
         patch.setattr(parts.FolderParts, "write", full)
         with pytest.raises(ScoringRefused, match="No space left on device; nothing of this run is there"):
             scene.score()
-    assert folder_runs(scene.out) == {}
+    assert FolderTarget(scene.out).read_runs() == {}
     scene.score()
     assert scene.days() == [1]
 
@@ -185,7 +231,7 @@ def test_a_run_that_is_stopped_does_not_appear_and_the_next_continues_it(scene: 
     stop.set()
     with pytest.raises(StageStopped):
         scene.score(stop=stop)
-    assert folder_runs(scene.out) == {}
+    assert FolderTarget(scene.out).read_runs() == {}
     scene.score()
     assert scene.days() == [1]
 

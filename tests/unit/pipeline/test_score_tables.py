@@ -108,6 +108,23 @@ def test_dask_workers_score_a_table_into_a_table(scene: Scene, kind: str) -> Non
     np.testing.assert_allclose(table.column("score").to_numpy(), np.concatenate(wanted)[:, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize("result", ["folder", "delta", "sql"])
+def test_columns_in_another_order_keep_their_values(scene: Scene, result: str) -> None:
+    rows, out = scene.files, scene.results[result]
+    other = {"temp": "distance", "distance": "temp"}
+    for first in (0, ROWS, 2 * ROWS):
+        table = arrived(first, ROWS)
+        rows.add(table.select([other.get(name, name) for name in table.column_names]) if first else table)
+        if first:
+            score(rows, out)
+    found = out.read().sort_by("row")
+    wanted = pa.concat_tables([arrived(first, ROWS) for first in (0, ROWS, 2 * ROWS)])
+    for name in ("temp", "distance", "carrier"):
+        np.testing.assert_array_equal(
+            found.column(name).to_pandas().to_numpy(), wanted.column(name).to_pandas().to_numpy()
+        )
+
+
 def publish_path() -> str:
     return Store.open().bundle(bundles.MODEL, 1).path
 
