@@ -27,7 +27,15 @@ from serin.machine.durable import write_whole
 from serin.machine.hardware import Device, core_count, inventory
 from serin.machine.leases import lease
 from serin.machine.locks import locked
-from serin.scoring.targets.target import RECORDED, ScoredRun, Target, finished_run, run_name
+from serin.scoring.targets.target import (
+    RECORDED,
+    ScoredRun,
+    Target,
+    finished_run,
+    run_folders,
+    run_name,
+    run_number,
+)
 from serin.spec.scores import Entry, ResultDelta, ResultTable, read_source, read_target
 from serin.store.artifacts import Bundle, Release
 from serin.store.receipt import Receipt, measure
@@ -109,7 +117,7 @@ def score_new(
             measured.rows = done.rows
         assert measured.receipt is not None
         _keep_receipt(target, number, measured.receipt, run)
-        _finish(target, {number: done})
+        _finish(target, {**runs, number: done})
     return Scored(run=done, receipt=measured.receipt)
 
 
@@ -168,7 +176,10 @@ def _finished(target: Target, number: int, bundle: Bundle, new: NewRows) -> Scor
 
 
 def _remove(folder: Path) -> None:
-    """Removes a run's files; a kill on the way leaves none that look whole."""
+    """Removes a run's files, or a file; a kill on the way leaves none that look whole."""
+    if not folder.is_dir():
+        folder.unlink()
+        return
     gone = folder.with_name(_GONE)
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
@@ -176,16 +187,23 @@ def _remove(folder: Path) -> None:
 
 
 def _finish(target: Target, runs: Mapping[int, ScoredRun]) -> None:
-    """Records the rows of the last run that is in the target, where that is missing, and removes the files that the
-    target does not need."""
-    number, folder = max(runs, default=0), target.folder
-    if number and finished_run(folder, number) == runs[number]:
-        _record(folder / run_name(number), runs[number])
+    """Records the rows of the runs that are in the target, where that is missing, and removes the files that are not
+    needed: not those of rows that could not be recorded."""
+    last, folder = max(runs, default=0), target.folder
+    for number, run in run_folders(folder).items():
+        if number <= last and _is_recorded(run, number, runs) and not target.is_its_files:
+            _remove(run)
     shutil.rmtree(folder / _ROWS, ignore_errors=True)
-    if not target.is_its_files:
-        for path in (*folder.glob("run-*"), *folder.glob(".run-*.partial")):
-            if int(path.name.lstrip(".")[4:9]) <= number:
-                _remove(path)
+    for path in folder.glob(".run-*"):
+        if run_number(path.name[1:].partition(".")[0]) in range(1, last + 1):
+            _remove(path)
+
+
+def _is_recorded(run: Path, number: int, runs: Mapping[int, ScoredRun]) -> bool:
+    """Whether nothing of these files is left to be recorded. Another home may have committed a run of that number."""
+    if (run / RECORDED).exists() or finished_run(run.parent, number) != runs.get(number):
+        return True
+    return _record(run, runs[number])
 
 
 def _keep_receipt(target: Target, number: int, receipt: Receipt, run: str | None) -> None:
@@ -263,26 +281,26 @@ def _check_columns(path: str, columns: Mapping[str, str], known: Mapping[str, st
     raise ScoringRefused(target=path, reason=reason)
 
 
-def _record(run: Path, done: ScoredRun) -> None:
+def _record(run: Path, done: ScoredRun) -> bool:
     """Puts the rows of a run among the recorded requests, once: ids are made of the run and the row, and those that an
-    earlier attempt has recorded are left out."""
+    earlier attempt has recorded are left out. Returns whether it is done with; else a later run tries again."""
     from serin.scoring.parts import read_parts
 
-    if (run / RECORDED).exists():
-        return
     release = Release.parse(done.release)
     try:
         bundle = Store.open().bundle(release.model, release.label)
     except NotFound:
         logger.warning(f"{done.release} is gone; the rows of {run} are not recorded")
-        return
+        return True
     name = f"bulk-{hashlib.sha256(f'{run} {done.t}'.encode()).hexdigest()[:12]}"
     records = records_of(bundle, run=name)
     if records is not None:
         for part, table in enumerate(read_parts(str(run))):
             records.add(table, part)
-        records.finish()
+        if not records.finish():
+            return False
     write_whole(run / RECORDED, b"")
+    return True
 
 
 def records_of(bundle: Bundle, run: str | None = None) -> BulkRecords | None:

@@ -75,6 +75,12 @@ def run_name(number: int) -> str:
     return f"run-{number:05d}"
 
 
+def run_number(name: str) -> int:
+    """The number in a name of `run_name`; 0 for another name."""
+    found = re.fullmatch(r"run-([0-9]+)", name)
+    return int(found[1]) if found else 0
+
+
 def read_watermark(place: object, content: bytes | str) -> ScoredRun:
     """Returns a watermark. FileBroken when it is damaged."""
     advice = "restore it, or score into another target: without it the rows of a run could be scored twice"
@@ -84,8 +90,8 @@ def read_watermark(place: object, content: bytes | str) -> ScoredRun:
 
 def run_folders(folder: Path) -> dict[int, Path]:
     """The runs whose files are in a folder, by number, oldest first."""
-    found = [(re.fullmatch(r"run-(\d+)", path.name), path) for path in folder.glob("run-*")]
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    found = {run_number(path.name): path for path in folder.glob("run-*")}
+    return {number: found[number] for number in sorted(found) if number}
 
 
 def finished_run(folder: Path, number: int) -> ScoredRun | None:

@@ -12,15 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import ScoringRefused, StageStopped
+from serin.monitoring.capture.bulk import BulkRecords
 from serin.monitoring.capture.read import captured
 from serin.pipeline import score as use_case
-from serin.pipeline.score import score_new
+from serin.pipeline.score import open_target, score_new
 from serin.scoring import parts
 from serin.scoring.targets.folder import FolderTarget
-from serin.scoring.targets.target import ScoredRun
+from serin.scoring.targets.target import ScoredRun, run_folders, run_number
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
+from tests.kit.score_tables import Delta
 from tests.unit.serving import bundles
 
 MODEL, ROWS = bundles.MODEL, 300
@@ -111,6 +113,58 @@ def test_records_that_a_kill_cut_short_are_completed_by_the_next_run(
     assert scene.recorded() == []
     assert scene.score() is None
     assert len(scene.recorded()) == ROWS
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_records_that_cannot_be_written_are_written_by_a_later_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, table: bool
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    out = Delta(str(scene.folder / "delta")).entry if table else str(scene.out)
+    for day in (1, 2):
+        scene.arrive(day)
+        with monkeypatch.context() as patch:
+            patch.setattr(BulkRecords, "_write", full)
+            assert score_new(MODEL, scene.rows, out, workers=2) is not None
+    assert scene.recorded() == []
+    assert score_new(MODEL, scene.rows, out, workers=2) is None
+    recorded = scene.recorded()
+    assert len(recorded) == len(set(recorded)) == 2 * ROWS
+    assert table == (run_folders(open_target(out).folder) == {})
+
+
+def test_records_of_a_killed_run_outlive_a_run_from_another_home(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Delta(str(scene.folder / "delta")).entry
+    monkeypatch.setenv("SERIN_STORE", Store.open().url)
+    scene.arrive(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(use_case, "_finish", lambda *given: None)
+        score_new(MODEL, scene.rows, out, workers=2)
+    scene.arrive(2)
+    with monkeypatch.context() as patch:
+        patch.setenv("SERIN_HOME", str(scene.folder / "another"))
+        assert score_new(MODEL, scene.rows, out, workers=2) is not None
+        assert len(scene.recorded()) == ROWS
+    assert score_new(MODEL, scene.rows, out, workers=2) is None
+    assert len(scene.recorded()) == ROWS
+
+
+def test_what_kills_leave_beside_runs_is_removed(scene: Scene) -> None:
+    scene.arrive(1)
+    scene.out.mkdir()
+    left = [scene.out / f".run-0000{number}.{kind}" for number in (1, 2) for kind in ("lock", "abc.partial")]
+    for path in left:
+        path.mkdir() if path.suffix == ".partial" else path.touch()
+    ours = scene.out / ".run-old"
+    ours.mkdir()
+    scene.score()
+    assert [path.exists() for path in left] == [False, False, True, True]
+    assert ours.exists()
+    assert run_number("run-100000") == 100_000
 
 
 @pytest.mark.parametrize("how", ["changed", "late", "type", "column"])
