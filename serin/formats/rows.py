@@ -280,10 +280,13 @@ def flat(table: pa.Table) -> pa.Table:
         if names is not None and not pa.types.is_nested(field.type):
             columns[field.name] = pa.array(names).take(column.combine_chunks())
         elif names is not None:
-            values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-            columns |= {
-                f"{field.name}_{name}": pa.array(each) for name, each in zip(names, values.T, strict=True)
-            }
+            values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            own = [f"{field.name}_{name}" for name in names]
+            if clash := sorted(set(own).intersection(table.column_names)):
+                reason = "has the name of a column of the result; rename or drop it"
+                raise RowsUnfit(column=clash[0], reason=reason)
+            elements = values.reshape(len(column), len(names)).T
+            columns |= {name: pa.array(each) for name, each in zip(own, elements, strict=True)}
         elif pa.types.is_nested(field.type):
             columns[field.name] = pa.array([json.dumps(value) for value in column.to_pylist()], pa.string())
         else:
