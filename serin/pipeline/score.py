@@ -122,7 +122,8 @@ def score_new(
 
 
 def _refuse_own(target: Target, new: NewRows) -> None:
-    if any(piece.path.startswith(f"{target.name}/") for piece in new.pieces):
+    rows = f"{target.folder / _ROWS}/"  # of a query
+    if any(each.path.startswith(f"{target.name}/") and not each.path.startswith(rows) for each in new.pieces):
         raise ScoringRefused(target=target.name, reason="its own files are among the rows to be scored")
 
 

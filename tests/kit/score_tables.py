@@ -45,7 +45,7 @@ class Files:
         return str(self.folder)
 
     def add(self, rows: pa.Table) -> None:
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         whole = self.folder / f"{rows['row'][0].as_py():09d}.parquet"
         half = whole.with_suffix(".half")
         pq.write_table(rows, half, row_group_size=max(len(rows) // 3, 1))

@@ -1,9 +1,10 @@
 """Scheduled scoring into a folder: each row once, whatever is killed; what does not fit changes nothing."""
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from serin.errors import ScoringRefused, StageStopped
+from serin.formats.dataset import SourceFile
 from serin.monitoring.capture.bulk import BulkRecords
 from serin.monitoring.capture.read import captured
 from serin.pipeline import score as use_case
+from serin.pipeline.new_rows import settled
 from serin.pipeline.score import open_target, score_new
 from serin.scoring import parts
 from serin.scoring.targets.folder import FolderTarget
@@ -22,7 +25,7 @@ from serin.scoring.targets.target import ScoredRun, run_folders, run_number
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
-from tests.kit.score_tables import Delta
+from tests.kit.score_tables import Delta, Files, arrived
 from tests.unit.serving import bundles
 
 MODEL, ROWS = bundles.MODEL, 300
@@ -242,6 +245,44 @@ def test_a_watermark_that_is_gone_is_named_and_other_folders_are_left_alone(scen
     with pytest.raises(ScoringRefused, match="the watermark of run 1 is gone"):
         scene.score()
     assert (scene.out / "run-old").is_dir()
+
+
+def test_a_partition_that_is_gone_changes_no_type(scene: Scene) -> None:
+    rows = scene.folder / "regions"
+    for number, region in enumerate(("5", "eu")):
+        Files(rows / f"region={region}").add(arrived(number * ROWS, ROWS))
+    assert score_new(MODEL, str(rows), str(scene.out)) is not None
+    shutil.rmtree(rows / "region=eu")
+    Files(rows / "region=5").add(arrived(2 * ROWS, ROWS))
+    assert score_new(MODEL, str(rows), str(scene.out), late=True) is not None
+    assert set(scene.scored().column("region").to_pylist()) == {"5", "eu"}
+
+
+def test_rows_that_are_nowhere_are_refused_until_there_were_any(scene: Scene) -> None:
+    rows = Files(scene.folder / "payments")
+    for entry in (rows.entry, {"path": rows.entry}, {"delta": rows.entry}):
+        with pytest.raises(ScoringRefused, match="payments: there is nothing; correct the path"):
+            score_new(MODEL, entry, str(scene.out))
+    assert score_new(MODEL, f"{rows.folder}/*.parquet", str(scene.out)) is None
+    rows.folder.mkdir()
+    assert score_new(MODEL, rows.entry, str(scene.out)) is None
+    rows.add(arrived(0, ROWS))
+    assert score_new(MODEL, rows.entry, str(scene.out)) is not None
+    shutil.rmtree(rows.folder)
+    assert score_new(MODEL, rows.entry, str(scene.out)) is None
+
+
+def test_files_that_may_still_change_wait_for_the_next_run() -> None:
+    """A server that says only when a file was changed says so in seconds."""
+    old, young = "mtime=1 size=9", "mtime=2 size=9"
+    known = [("a", old, old), ("b", young, ""), ("c", old, old), ("d", "", "")]
+    files = [
+        SourceFile(table="rows", path=f"sftp://host/{name}.csv", size=9, modified=modified, content=content)
+        for name, modified, content in known
+    ]
+    assert [Path(file.path).stem for file in settled(files)] == ["a"]
+    later = [replace(file, content=file.modified) for file in files]
+    assert settled(later) == later
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from distributed import LocalCluster
 
-from serin.errors import ScoringRefused, SpecError
+from serin.errors import RowsUnfit, ScoringRefused, SpecError
+from serin.formats.schema import ELEMENTS
 from serin.pipeline.score import open_target, score_new
 from serin.scoring.targets.target import ScoredRun
+from serin.store.databases import _without_secrets
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
 from tests.fakes.postgres import running_postgres
@@ -72,7 +75,10 @@ def numbers(result: Result) -> list[int]:
 
 @pytest.mark.parametrize(
     ("source", "result"),
-    [("files", "delta"), ("files", "sql"), ("delta", "delta"), ("delta", "folder"), ("sql", "sql"), ("sql", "delta")],
+    [
+        ("files", "delta"), ("files", "sql"), ("delta", "delta"), ("delta", "folder"),
+        ("sql", "sql"), ("sql", "delta"), ("sql", "folder"),
+    ],
 )  # fmt: skip
 def test_each_run_adds_the_rows_that_have_come(scene: Scene, source: str, result: str) -> None:
     rows: Source = getattr(scene, source)
@@ -196,6 +202,81 @@ def test_rows_that_are_equal_in_the_first_column_are_not_lost(scene: Scene) -> N
     assert score(entry, out, since="03:00") is not None
     assert score(entry, out, since="03:00") is None
     assert numbers(out) == [*range(ROWS), ROWS + 1]
+
+
+@pytest.mark.parametrize("since", [None, "-5", "3"])
+def test_another_since_hides_no_late_rows(scene: Scene, since: str | None) -> None:
+    rows, out = scene.sql, scene.results["sql"]
+    for first in (0, 10):
+        rows.add(arrived(first, 1))
+    score(rows, out, since="0")
+    for first in (5, 20):
+        rows.add(arrived(first, 1))
+    with pytest.raises(
+        ScoringRefused, match=r"1 rows came late: their row is at most 10.*--since above that"
+    ):
+        score(rows, out, since=since)
+    assert numbers(out) == [0, 10]
+    assert score(rows, out, since="11") is not None
+    assert score(rows, out, since=since) is None
+    assert numbers(out) == [0, 10, 20]
+
+
+def test_a_since_that_is_not_a_number_is_refused_where_one_is_needed(scene: Scene) -> None:
+    rows, out = scene.sql, scene.results["sql"]
+    rows.add(arrived(0, ROWS))
+    with pytest.raises(ScoringRefused, match="--since ²: row is an integer"):
+        score(rows, out, since="²")
+    scene.delta.add(arrived(0, ROWS))
+    with pytest.raises(ScoringRefused, match="--since ²: of a Delta table it is the first version"):
+        score(scene.delta, out, since="²")
+
+
+@pytest.mark.parametrize("kind", ["sql", "delta"])
+def test_a_list_of_elements_becomes_columns_of_a_database(scene: Scene, kind: str) -> None:
+    target, names = open_target(scene.results[kind].entry), {ELEMENTS: b'["a", "b", "c"]'}
+    values = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6, dtype=np.float32)), 3)
+    table = pa.table(
+        [[0, 1], values], schema=pa.schema([("row", pa.int64()), pa.field("p", values.type, metadata=names)])
+    )
+    assert target.read_runs() == {}
+    run_of(target.folder, 1, table)
+    target.commit(1, ScoredRun(release="m-v1", t=1.0, rows=2, files={}))
+    found = scene.results[kind].read()
+    assert found.num_rows == 2
+    if kind == "sql":
+        assert found.column_names == ["row", "p_a", "p_b", "p_c"]
+        assert found.column("p_b").to_pylist() == [1.0, 4.0]
+        clash = table.append_column("p_c", pa.array(["mine", "yours"]))
+        run_of(target.folder, 2, clash)
+        with pytest.raises(RowsUnfit, match="column 'p_c' has the name of a column of the result"):
+            target.commit(2, ScoredRun(release="m-v1", t=2.0, rows=2, files={}))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.time64("us"), pa.duration("us"), pa.float16(), pa.list_(pa.time64("us"))]
+)
+def test_types_that_delta_does_not_have_are_named(scene: Scene, kind: pa.DataType) -> None:
+    scene.files.add(arrived(0, ROWS).append_column("odd", pa.nulls(ROWS, kind)))
+    with pytest.raises(ScoringRefused, match=r"it cannot be written: .*Invalid data type for Delta Lake"):
+        score(scene.files, scene.results["delta"])
+
+
+def test_partitions_by_time_of_a_delta_table_are_columns_of_every_run(scene: Scene) -> None:
+    rows, out = scene.delta, scene.results["delta"]
+    hours = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (0, 5)]
+    for first, hour in zip((0, ROWS), hours, strict=True):
+        at = pa.array([hour] * ROWS, pa.timestamp("us", "UTC"))
+        table = (
+            arrived(first, ROWS).append_column("at", at).append_column("local", at.cast(pa.timestamp("us")))
+        )
+        deltalake.write_deltalake(rows.url, table, mode="append", partition_by=["at", "local"])
+        assert score(rows, out) is not None
+    found = out.read().sort_by("row")
+    assert found.column("at").to_pylist() == [hours[0]] * ROWS + [hours[1]] * ROWS
+    assert found.column("local").to_pylist() == [
+        each.replace(tzinfo=None) for each in found.column("at").to_pylist()
+    ]
 
 
 def test_rows_without_a_value_in_the_first_column_are_named(scene: Scene) -> None:
@@ -357,12 +438,27 @@ def test_no_message_and_no_watermark_holds_the_connection(
     assert "s3cr" not in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_another_query_or_the_targets_own_rows_are_refused(scene: Scene) -> None:
+@pytest.mark.parametrize("secret", ["s3cr%20et", "s3cr+et", "s3cr et"])
+def test_a_password_among_the_options_of_a_uri_is_removed_from_messages(secret: str) -> None:
+    uri = f"postgresql://host/payments?user=ann&password={secret.replace(' ', '%20')}&sslmode=require"
+    for text in (uri, f"password {secret} is wrong", "s3cr et"):
+        assert "s3cr" not in _without_secrets(f"cannot connect: {text}", uri)
+
+
+def test_another_query_or_the_targets_own_rows_are_refused(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, out = scene.sql, scene.results["sql"]
     rows.add(arrived(0, ROWS))
     done = score(rows, out)
     assert done is not None
     assert "sqlite:///" not in done.dump().decode()
+    (scene.folder / "other").touch()
+    monkeypatch.setenv("OTHER_DATABASE", f"sqlite:///{scene.folder}/other")
+    other = Sql("env:OTHER_DATABASE", "payments")
+    other.add(arrived(ROWS, ROWS))
+    with pytest.raises(ScoringRefused, match="the scores of another table or query"):
+        score(other, out)
     with pytest.raises(ScoringRefused, match="the scores of another table or query"):
         score({**rows.entry, "sql": "select * from payments where row > 3"}, out)
     inside = Files(scene.folder / "rows" / "scored")
