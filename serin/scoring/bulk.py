@@ -135,11 +135,20 @@ def _engine(workers: int, scheduler: str | None) -> Iterator[Callable[[Sequence[
         yield lambda tasks: _dask.compute(*tasks, scheduler="threads", num_workers=workers)
         return
     import distributed
+    from distributed.client import FutureCancelledError
+    from distributed.comm.core import CommClosedError
+    from distributed.scheduler import KilledWorker
 
     library: Any = distributed  # it has no types
     try:
         client = library.Client(scheduler, timeout=_CONNECT_S)
     except (OSError, TimeoutError, ValueError) as error:
         raise EngineFailed(engine=scheduler, reason=str(error) or "does not answer") from error
-    with client:
-        yield lambda tasks: client.gather(client.compute(list(tasks)))
+    try:
+        with client:
+            yield lambda tasks: client.gather(client.compute(list(tasks)))
+    except KilledWorker as error:
+        reason = f"a piece ended every worker that it was given to; it may be too large for them ({error})"
+        raise EngineFailed(engine=scheduler, reason=reason) from error
+    except (CommClosedError, FutureCancelledError) as error:
+        raise EngineFailed(engine=scheduler, reason=f"the scheduler is gone ({error})") from error

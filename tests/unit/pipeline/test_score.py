@@ -258,6 +258,23 @@ def test_a_partition_that_is_gone_changes_no_type(scene: Scene) -> None:
     assert set(scene.scored().column("region").to_pylist()) == {"5", "eu"}
 
 
+def test_files_without_rows_are_scored_like_others(scene: Scene) -> None:
+    rows = Files(scene.folder / "payments")
+    rows.add(arrived(0, ROWS))
+    with pq.ParquetWriter(rows.folder / "1.parquet", arrived(0, 1).schema):
+        pass
+    first = score_new(MODEL, rows.entry, str(scene.out))
+    assert first is not None
+    assert (first.run.rows, len(first.run.files)) == (ROWS, 2)
+    with pq.ParquetWriter(rows.folder / "2.parquet", arrived(0, 1).schema):
+        pass
+    alone = score_new(MODEL, rows.entry, str(scene.out))
+    assert alone is not None
+    assert alone.run.rows == 0
+    assert score_new(MODEL, rows.entry, str(scene.out)) is None
+    assert scene.scored().num_rows == ROWS
+
+
 def test_rows_that_are_nowhere_are_refused_until_there_were_any(scene: Scene) -> None:
     rows = Files(scene.folder / "payments")
     for entry in (rows.entry, {"path": rows.entry}, {"delta": rows.entry}):
