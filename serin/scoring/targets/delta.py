@@ -51,6 +51,8 @@ class DeltaTarget:
             return {}
         except (DeltaError, OSError, ValueError) as error:
             raise self._refusal(f"it cannot be read: {_line(error)}") from error
+        if newest is None and self._table.metadata().name == _APPLICATION:
+            return {}  # the first run was killed when it had made the table
         if newest is None:
             reason = "it was made by someone else; name a table that does not exist yet"
             raise self._refusal(reason)
@@ -74,17 +76,19 @@ class DeltaTarget:
         )
         rows = batches_of(self._folder / run_name(number))
         try:
-            if self._table is None:
+            if self._table is None:  # two first commits at once would both succeed: the first makes no rows
                 write_deltalake(
                     self._url,
-                    rows,
-                    mode="error",
+                    rows.schema.empty_table(),
+                    mode="ignore",
+                    name=_APPLICATION,
                     configuration=_KEEP_LOG,
-                    commit_properties=properties,
                     storage_options=delta_options(),
                 )
-            else:  # of the version that was read: a commit in between is seen
-                write_deltalake(self._table, rows, mode="append", commit_properties=properties)
+                if number in self.read_runs():
+                    raise self._refusal("another run has come first")
+            # to the version that was read: a commit in between is seen
+            write_deltalake(self._table, rows, mode="append", commit_properties=properties)
         except Exception as error:  # noqa: BLE001 (deltalake raises it for types that Delta does not have)
             check_committed(self, number, done, error, _line(error))
 

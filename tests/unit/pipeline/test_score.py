@@ -16,6 +16,8 @@ from serin.errors import ScoringRefused, StageStopped
 from serin.formats.dataset import SourceFile
 from serin.monitoring.capture.bulk import BulkRecords
 from serin.monitoring.capture.read import captured
+from serin.monitoring.quality.labels import Columns
+from serin.pipeline import labels
 from serin.pipeline import score as use_case
 from serin.pipeline.new_rows import settled
 from serin.pipeline.score import open_target, score_new
@@ -24,6 +26,7 @@ from serin.scoring.targets.folder import FolderTarget
 from serin.scoring.targets.target import ScoredRun, run_folders, run_number
 from serin.store.artifacts import Bundle
 from serin.store.store import Store
+from tests.fakes import live_quality
 from tests.fakes.live_quality import publish
 from tests.kit.score_tables import Delta, Files, arrived
 from tests.unit.serving import bundles
@@ -116,6 +119,18 @@ def test_records_that_a_kill_cut_short_are_completed_by_the_next_run(
     assert scene.recorded() == []
     assert scene.score() is None
     assert len(scene.recorded()) == ROWS
+
+
+def test_labels_find_the_rows_of_a_run_by_the_column_that_names_them(scene: Scene) -> None:
+    spec = live_quality.spec().replace("data:", "data:\n  id: distance")
+    bundle = bundles.publish(Store.open(), bias=0.0, spec=spec)
+    numbers = pa.array(range(ROWS))
+    rows = Files(scene.folder / "payments")
+    rows.add(arrived(0, ROWS).drop_columns(["distance"]).append_column("distance", numbers))
+    assert score_new(f"{MODEL}:{bundle.version}", rows.entry, str(scene.out)) is not None
+    known = pa.table({"distance": numbers.take(pa.array(range(ROWS - 1, -1, -1))), "arr_delay": [20] * ROWS})
+    added = labels.add(bundle, known, Columns())
+    assert (added.key, added.matched, added.unknown) == ("distance", ROWS, 0)
 
 
 @pytest.mark.parametrize("table", [False, True])

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+import threading
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,12 +16,13 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from serin.errors import RowsUnfit, ScoringRefused, SpecError
 from serin.formats.schema import ELEMENTS
 from serin.pipeline.score import open_target, score_new
-from serin.scoring.targets.target import ScoredRun
+from serin.scoring.parts import FolderParts
+from serin.scoring.targets.target import ScoredRun, Target
 from serin.store.databases import _without_secrets
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
@@ -102,12 +105,29 @@ def test_each_run_adds_the_rows_that_have_come(scene: Scene, source: str, result
 
 @pytest.mark.parametrize("kind", ["delta", "sql"])
 def test_dask_workers_score_a_table_into_a_table(scene: Scene, kind: str) -> None:
+    """The worker is killed while it scores the first run; Dask starts another one."""
+
+    def die_after_a_part() -> None:
+        written = FolderParts.write
+
+        def write(self: FolderParts, number: int, table: pa.Table) -> None:
+            written(self, number, table)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        FolderParts.write = write  # type: ignore[method-assign]
+
     rows: Source = getattr(scene, kind)
     out = scene.results[kind]
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
         for first in (0, ROWS):
             rows.add(arrived(first, ROWS))
+            if first == 0:
+                with Client(cluster.scheduler_address) as client:
+                    before = client.run(os.getpid)
+                    client.run(die_after_a_part)
             assert score(rows, out, scheduler=cluster.scheduler_address) is not None
+        with Client(cluster.scheduler_address) as client:
+            assert client.run(os.getpid) != before
     assert numbers(out) == list(range(2 * ROWS))
     table = out.read().sort_by("row")
     wanted = [bundles.score(publish_path(), bundles.rows(ROWS, seed=first)) for first in (0, ROWS)]
@@ -262,6 +282,27 @@ def test_types_that_delta_does_not_have_are_named(scene: Scene, kind: pa.DataTyp
         score(scene.files, scene.results["delta"])
 
 
+def test_a_delta_table_that_a_killed_first_run_has_made_is_continued(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, out = scene.files, scene.results["delta"]
+    rows.add(arrived(0, ROWS))
+    write = deltalake.write_deltalake
+
+    def killed(table: Any, *given: Any, **how: Any) -> None:
+        if how["mode"] == "append":
+            raise KeyboardInterrupt
+        write(table, *given, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deltalake, "write_deltalake", killed)
+        with pytest.raises(KeyboardInterrupt):
+            score(rows, out)
+    assert numbers(out) == []
+    assert score(rows, out) is not None
+    assert numbers(out) == list(range(ROWS))
+
+
 def test_partitions_by_time_of_a_delta_table_are_columns_of_every_run(scene: Scene) -> None:
     rows, out = scene.delta, scene.results["delta"]
     hours = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (0, 5)]
@@ -319,6 +360,44 @@ def test_one_of_two_writers_at_the_same_time_is_refused(scene: Scene, result: st
     assert numbers(out) == list(range(ROWS if first else 2 * ROWS))
     assert Path(home).is_dir()
     assert score(rows, out) is None
+
+
+@pytest.mark.parametrize("result", ["delta", "sql"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_commits_of_one_run_at_once_add_its_rows_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, result: str, number: int
+) -> None:
+    out, together, done = scene.results[result], threading.Barrier(2), list[float]()
+    if number == 2:
+        scene.files.add(arrived(0, ROWS))
+        score(scene.files, out)
+    rows_of_run = out.read() if number == 2 else arrived(0, ROWS)
+
+    def commit(target: Target, run: ScoredRun) -> None:
+        together.wait()
+        try:
+            target.commit(number, run)
+        except ScoringRefused:
+            return
+        done.append(run.t)
+
+    threads = []
+    for writer in (1, 2):
+        monkeypatch.setenv("SERIN_HOME", str(scene.folder / f"home-{writer}"))
+        target = open_target(out.entry)
+        assert len(target.read_runs()) == number - 1
+        run_of(target.folder, number, rows_of_run)
+        run = ScoredRun(release="m-v1", t=float(writer), rows=ROWS, files={})
+        threads.append(threading.Thread(target=commit, args=(target, run)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    runs = target.read_runs()
+    assert [run.t for run in runs.values()][number - 1 :] == done
+    assert len(done) <= 1  # both may be refused: then nothing is there
+    if runs:
+        assert len(numbers(out)) == ROWS * len(runs)
 
 
 def run_of(folder: Path, number: int, rows: pa.Table) -> None:
