@@ -101,20 +101,22 @@ def score_new(
         bundle, number = open_bundle(name), max(runs, default=0) + 1
         last = runs[max(runs)].columns if runs else None
         with placed(bundle, device, scheduler) as place, measure("score", place.devices) as measured:
-            done = _finished(target, number, bundle, new) or _score(
-                bundle,
-                new,
-                target,
-                number,
-                last,
-                partial(check_unchanged, source, new),
-                scheduler=scheduler,
-                place=place.place,
-                workers=workers or core_count(),
-                stop=stop or threading.Event(),
-            )
+            scored, done = 0, _finished(target, number, bundle, new)
+            if done is None:
+                scored, done = _score(
+                    bundle,
+                    new,
+                    target,
+                    number,
+                    last,
+                    partial(check_unchanged, source, new),
+                    scheduler=scheduler,
+                    place=place.place,
+                    workers=workers or core_count(),
+                    stop=stop or threading.Event(),
+                )
             target.commit(number, done)
-            measured.rows = done.rows
+            measured.rows = scored
         assert measured.receipt is not None
         _keep_receipt(target, number, measured.receipt, run)
         _finish(target, {**runs, number: done})
@@ -231,21 +233,23 @@ def _score(
     place: Place,
     workers: int,
     stop: threading.Event,
-) -> ScoredRun:
-    """Makes the files of a run. `known`: the columns of the run before. `check`: refuses rows that have changed."""
+) -> tuple[int, ScoredRun]:
+    """Makes the files of a run. `known`: the columns of the run before. `check`: refuses rows that have changed.
+    Returns with it the number of rows that no earlier attempt has scored."""
     from serin.scoring.bulk import score_into_folder
 
-    done = list[ScoredRun]()
+    done = list[tuple[int, ScoredRun]]()
 
-    def watermark(parts: Parts, rows: int) -> bytes:
+    def watermark(parts: Parts, rows: int, before: int) -> bytes:
         if stop.is_set():
             raise StageStopped(stage="score")
         found = [_columns(parts, number) for number in range(len(new.pieces))]
         for piece, columns in zip(new.pieces, found, strict=True):
             _check_columns(piece.path, columns, known or found[0])
         check()
-        done.append(new.watermark(bundle.release.name, time.time(), rows, found[0]))
-        return done[0].dump()
+        run = new.watermark(bundle.release.name, time.time(), rows, found[0])
+        done.append((rows - before, run))
+        return run.dump()
 
     try:
         score_into_folder(

@@ -73,12 +73,12 @@ def score_into_folder(
     scheduler: str | None = None,
     place: Place = "cpu",
     digest: str | None = None,
-    check: Callable[[Parts, int], bytes] | None = None,
+    check: Callable[[Parts, int, int], bytes] | None = None,
 ) -> int:
     """Writes a Parquet file for each piece where it was scored; `out`: a folder, or a URL. A run that was killed is
     completed by the next one with the same rows and version. `digest`: as in `score_pieces`. `check`: is given the
-    parts and their rows before the result appears; what it returns is the content of `_SUCCESS`. Returns the number of
-    rows."""
+    parts, their rows and how many of them were there already, before the result appears; what it returns is the content
+    of `_SUCCESS`. Returns the number of rows."""
     digest = digest or read_manifest(bundle).digest
     with open_parts(str(out), plan_digest(digest, place, pieces)) as parts:
         known = {number: parts.rows(number) for number in range(len(pieces))}
@@ -91,8 +91,9 @@ def score_into_folder(
                 for number, piece in enumerate(pieces)
                 if number not in kept
             ]
-            done = sum(kept.values()) + sum(int(count) for count in compute(tasks))
-        parts.finish(check(parts, done) if check else None)
+            before = sum(kept.values())
+            done = before + sum(int(count) for count in compute(tasks))
+        parts.finish(check(parts, done, before) if check else None)
     logger.info(f"scored {done:,} rows")
     return done
 
