@@ -101,22 +101,19 @@ def score_new(
         bundle, number = open_bundle(name), max(runs, default=0) + 1
         last = runs[max(runs)].columns if runs else None
         with placed(bundle, device, scheduler) as place, measure("score", place.devices) as measured:
-            scored, done = 0, _finished(target, number, bundle, new)
-            if done is None:
-                scored, done = _score(
-                    bundle,
-                    new,
-                    target,
-                    number,
-                    last,
-                    partial(check_unchanged, source, new),
-                    scheduler=scheduler,
-                    place=place.place,
-                    workers=workers or core_count(),
-                    stop=stop or threading.Event(),
-                )
+            measured.rows, done = _score(
+                bundle,
+                new,
+                target,
+                number,
+                last,
+                partial(check_unchanged, source, new),
+                scheduler=scheduler,
+                place=place.place,
+                workers=workers or core_count(),
+                stop=stop or threading.Event(),
+            )
             target.commit(number, done)
-            measured.rows = scored
         assert measured.receipt is not None
         _keep_receipt(target, number, measured.receipt, run)
         _finish(target, {**runs, number: done})
@@ -238,16 +235,18 @@ def _score(
     Returns with it the number of rows that no earlier attempt has scored."""
     from serin.scoring.bulk import score_into_folder
 
+    if (found := _finished(target, number, bundle, new)) is not None:
+        return 0, found
     done = list[tuple[int, ScoredRun]]()
 
     def watermark(parts: Parts, rows: int, before: int) -> bytes:
         if stop.is_set():
             raise StageStopped(stage="score")
-        found = [_columns(parts, number) for number in range(len(new.pieces))]
-        for piece, columns in zip(new.pieces, found, strict=True):
-            _check_columns(piece.path, columns, known or found[0])
+        schemas = [_columns(parts, number) for number in range(len(new.pieces))]
+        for piece, columns in zip(new.pieces, schemas, strict=True):
+            _check_columns(piece.path, columns, known or schemas[0])
         check()
-        run = new.watermark(bundle.release.name, time.time(), rows, found[0])
+        run = new.watermark(bundle.release.name, time.time(), rows, schemas[0])
         done.append((rows - before, run))
         return run.dump()
 

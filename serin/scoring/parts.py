@@ -309,7 +309,7 @@ def _pieces(path: str, mark: str) -> list[Piece]:
     if not path.lower().endswith(_PARQUET):
         return [Piece(path=path, mark=mark)]
     with _open_parquet(path) as table:
-        groups = [(index,) for index in range(table.num_row_groups)]
+        groups: list[tuple[int, ...]] = [(index,) for index in range(table.num_row_groups)]
     return [Piece(path=path, groups=each, mark=mark) for each in groups or [()]]
 
 

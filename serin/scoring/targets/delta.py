@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from serin.errors import ScoringRefused
 from serin.scoring.targets.target import (
     ScoredRun,
@@ -22,6 +24,9 @@ from serin.scoring.targets.target import (
 from serin.store.file_systems import delta_options
 
 _APPLICATION = "serin.scored"
+_NOT_IN_DELTA = (
+    pa.types.is_time, pa.types.is_duration, pa.types.is_interval, pa.types.is_float16, pa.types.is_decimal256,
+)  # fmt: skip
 _KEEP_LOG = {"delta.enableExpiredLogCleanup": "false"}
 
 
@@ -69,12 +74,15 @@ class DeltaTarget:
 
     def commit(self, number: int, done: ScoredRun) -> None:
         from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake.exceptions import DeltaError
 
         properties = CommitProperties(
             custom_metadata={_APPLICATION: done.dump().decode()},
             app_transactions=[Transaction(_APPLICATION, number, int(done.t * 1000))],
         )
         rows = batches_of(self._folder / run_name(number))
+        if odd := [f"{each.name} is {each.type}" for each in rows.schema if not _has_type(each.type)]:
+            raise self._refusal(f"Delta has no type for {', '.join(odd)}; convert such columns of the rows")
         try:
             if self._table is None:  # two first commits at once would both succeed: the first makes no rows
                 write_deltalake(
@@ -86,10 +94,10 @@ class DeltaTarget:
                     storage_options=delta_options(),
                 )
                 if number in self.read_runs():
-                    raise self._refusal("another run has come first")
+                    raise self._refusal("another run has written it at the same time; run again")
             # to the version that was read: a commit in between is seen
             write_deltalake(self._table, rows, mode="append", commit_properties=properties)
-        except Exception as error:  # noqa: BLE001 (deltalake raises it for types that Delta does not have)
+        except (DeltaError, OSError, ValueError) as error:
             check_committed(self, number, done, error, _line(error))
 
     @property
@@ -107,6 +115,13 @@ def open_delta(url: str, folder: Path) -> DeltaTarget:
         reason = "the package deltalake is missing; pip install 'serin[delta]'"
         raise ScoringRefused(target=url, reason=reason) from error
     return DeltaTarget(url, folder)
+
+
+def _has_type(kind: pa.DataType) -> bool:
+    """Whether Delta has this type: for others deltalake raises a plain Exception."""
+    if any(is_one(kind) for is_one in _NOT_IN_DELTA):
+        return False
+    return all(_has_type(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _line(error: Exception) -> str:

@@ -124,7 +124,7 @@ def check_complete(target: Target, found: Mapping[int, ScoredRun], newest: int) 
 
 
 def check_committed(target: Target, number: int, done: ScoredRun, error: Exception, reason: str) -> None:
-    """After a commit has failed: raises ScoringRefused unless the run is in the target all the same."""
+    """After an error of a commit: raises ScoringRefused when the run is not in the target."""
     now = target.read_runs().get(number)
     if now is None:
         what = f"it cannot be written: {reason}; nothing of this run is there"

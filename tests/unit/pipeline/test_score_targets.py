@@ -57,7 +57,7 @@ def test_a_list_of_elements_becomes_columns_of_a_database(scene: Scene, kind: st
 )
 def test_types_that_delta_does_not_have_are_named(scene: Scene, kind: pa.DataType) -> None:
     scene.files.add(arrived(0, ROWS).append_column("odd", pa.nulls(ROWS, kind)))
-    with pytest.raises(ScoringRefused, match=r"it cannot be written: .*Invalid data type for Delta Lake"):
+    with pytest.raises(ScoringRefused, match="Delta has no type for odd is "):
         score(scene.files, scene.results["delta"])
 
 
