@@ -20,7 +20,7 @@ from serin.scoring.session import has_device
 from serin.store.store import Store
 from tests.unit.export.small_dataset import flights, make_trained
 
-ROLES: dict[str, Role] = {"ours": "ours", "pandas": "peer", "limit": "limit"}
+ROLES: dict[str, Role] = {"ours": "ours", "scheduled": "ours", "pandas": "peer", "limit": "limit"}
 FILES = 16
 APART = 1e-3  # of the mean score: on a GPU products are rounded to TF32
 

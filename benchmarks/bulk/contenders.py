@@ -1,7 +1,8 @@
 """Contenders of the bulk benchmark: the same rows scored by the same version.
 
-Serin from files to files, a loop over the files with pandas, and as the limit ONNX Runtime in one process on rows that
-are already in memory, without reading and writing. Each answers with the sum of its scores.
+Serin from files to files, the same as a first run of `serin score`, a loop over the files with pandas, and as the limit
+ONNX Runtime in one process on rows that are already in memory, without reading and writing. Each answers with the sum
+of its scores.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.clock import Watch
 from serin.formats.wire import to_wire
+from serin.pipeline.score import score_new
 from serin.scoring.bulk import find_pieces, score_into_folder
 from serin.scoring.predict import Scorer
 
@@ -32,7 +34,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
         scores = scorer.wire_answers(inputs)["score"][:, 0]
         spent = watch.read()
     else:
-        {"ours": _ours, "pandas": _pandas}[request["who"]](request, out)
+        {"ours": _ours, "scheduled": _scheduled, "pandas": _pandas}[request["who"]](request, out)
         spent = watch.read()
         scores = pq.read_table(out, columns=["score"]).column("score").to_numpy()
     return {**spent, "rows": len(scores), "sum": float(np.sum(scores, dtype=np.float64))}
@@ -45,6 +47,16 @@ def _ours(request: dict[str, Any], out: Path) -> None:
         out,
         workers=request["threads"],
         place=request["place"],
+    )
+
+
+def _scheduled(request: dict[str, Any], out: Path) -> None:
+    score_new(
+        ":".join(Path(request["bundle"]).parts[-3::2]),
+        request["rows"],
+        str(out),
+        device="gpu" if request["place"] == "cuda" else "cpu",
+        workers=request["threads"],
     )
 
 
@@ -61,7 +73,9 @@ def _pandas(request: dict[str, Any], out: Path) -> None:
 
 
 def prepare(request: dict[str, Any]) -> None:
-    if request["who"] == "ours":
+    if request["who"] in ("ours", "scheduled"):
+        os.environ["SERIN_STORE"] = f"{request['scratch']}/store"
+        os.environ["SERIN_HOME"] = f"{request['scratch']}/home"
         return
     scorer = Scorer(request["bundle"], threads=request["threads"], place=request["place"])
     if request["who"] == "pandas":

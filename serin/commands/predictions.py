@@ -142,7 +142,7 @@ def _score(
     """`own`: the columns that are added beside the answers."""
     done = 0
     with _writer(out) as writer:
-        for piece in read_rows(rows, schema, bundle):
+        for piece in filter(len, read_rows(rows, schema, bundle)):
             clash = {*own, *(output.name for output in schema.outputs)} & set(piece.column_names)
             if clash:
                 reason = "has the name of a column of the result; rename or drop it"

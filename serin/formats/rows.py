@@ -112,7 +112,7 @@ def _read_csv(path: Path, schema: Schema, bundle: Path | None, form: CsvFormat |
     times = {column.name for column in schema.inputs if column.kind == "timestamp"} & types.keys()
     read = pacsv.ReadOptions(block_size=_BLOCK_BYTES)
     with pacsv.open_csv(path, read, parse_options(), convert_options(types)) as reader:
-        for batch in reader:
+        for batch in _batches(reader):
             table = pa.Table.from_batches([batch])
             for name in times.intersection(table.column_names):
                 texts = without_null_strings(table.column(name), NULL_WORDS)
@@ -190,7 +190,7 @@ def _read_like_training(
     parse = parse_options(form.delimiter_of(str(path)), form.quote)
     convert = pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
     with pacsv.open_csv(path, read, parse, convert) as reader:
-        for batch in reader:
+        for batch in _batches(reader):
             columns = {}
             for stored, cells in zip(names, batch.columns, strict=True):
                 name = training.rename.get(stored, stored)
@@ -198,6 +198,15 @@ def _read_like_training(
                     cells = _converted(cells, inputs[name], CellRules.of(form, stored))
                 columns[name] = cells
             yield pa.table(columns)
+
+
+def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
+    """The rows of a reader; one batch without rows for a file that has columns only."""
+    batch = None
+    for batch in reader:
+        yield batch
+    if batch is None:
+        yield pa.RecordBatch.from_pylist([], reader.schema)
 
 
 def _converted(cells: pa.Array, column: InputColumn, rules: CellRules) -> pa.Array:
@@ -280,10 +289,13 @@ def flat(table: pa.Table) -> pa.Table:
         if names is not None and not pa.types.is_nested(field.type):
             columns[field.name] = pa.array(names).take(column.combine_chunks())
         elif names is not None:
-            values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-            columns |= {
-                f"{field.name}_{name}": pa.array(each) for name, each in zip(names, values.T, strict=True)
-            }
+            values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            own = [f"{field.name}_{name}" for name in names]
+            if clash := sorted(set(own).intersection(table.column_names)):
+                reason = "has the name of a column of the result; rename or drop it"
+                raise RowsUnfit(column=clash[0], reason=reason)
+            elements = values.reshape(len(column), len(names)).T
+            columns |= {name: pa.array(each) for name, each in zip(own, elements, strict=True)}
         elif pa.types.is_nested(field.type):
             columns[field.name] = pa.array([json.dumps(value) for value in column.to_pylist()], pa.string())
         else:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from serin.scoring.targets.target import ScoredRun
 from serin.spec.scores import name_of
 from serin.spec.tables import DeltaTable, FileTable, LongForm, SqlTable
 from serin.store.databases import connected, literal, quoted
+from serin.store.file_systems import file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +81,9 @@ def find_new(
             case SqlTable():
                 return _new_values(source, runs, since, late=late, scratch=scratch)
             case _:
-                return _new_files(source, runs.values(), since=since, late=late)
+                return _new_files(source, runs, since=since, late=late)
+    except SourceMissing as error:
+        raise _refusal(source, "there is nothing; correct the path, or make it first") from error
     except SourceUnreadable as error:
         reason = f"{error.fields['path']} cannot be read: {error.fields['reason']}"
         raise _refusal(source, reason) from error
@@ -92,22 +96,24 @@ def _refusal(source: str | LongForm, reason: str) -> ScoringRefused:
 
 
 def _new_files(
-    source: str | FileTable, runs: Iterable[ScoredRun], *, since: str | None, late: bool
+    source: str | FileTable, runs: Mapping[int, ScoredRun], *, since: str | None, late: bool
 ) -> NewRows | None:
-    _same_source(source, "", runs)
+    run = _same_source(source, "", runs.values())
     try:
-        files = {file.path: file for file in find_table(_TABLE, source)}
+        files = _find_files(source)
     except SourceMissing:
+        if run is None and not _may_be_empty(_path(source)):
+            raise
         return None
-    found = {path: f"{file.size}-{file.modified}" for path, file in files.items()}
-    scored = {path: mark for run in runs for path, mark in run.files.items()}
+    found = {path: _mark(file) for path, file in files.items()}
+    scored = {path: mark for each in runs.values() for path, mark in each.files.items()}
     changed = [path for path, mark in found.items() if scored.get(path, mark) != mark]
     if changed:
         reason = f"{_some(changed)} changed after being scored; score such rows under another name"
         raise _refusal(source, reason)
     new = [path for path in found if path not in scored]
     if since is not None:
-        behind = _fixed_part(source if isinstance(source, str) else source.path)
+        behind = _fixed_part(_path(source))
         new = [path for path in new if path.removeprefix(behind).lstrip("/") >= since]
     last = max(scored, default="")
     before = [path for path in new if path < last]
@@ -115,11 +121,53 @@ def _new_files(
         told = f"{_some(before)} came late: {last} was scored already"
         raise _refusal(source, f"{told}. --late scores late files, --since leaves them out")
     kinds = partition_types(list(files.values())) if new else {}
+    if run is not None:  # a folder that is gone may have been the only text
+        kinds |= {name: pa.string() for name in kinds if run.columns.get(name) == "string"}
+    chosen = settled([files[path] for path in new])
     return _with_pieces(
-        [files[path] for path in new],
+        chosen,
         lambda file: tuple((name, kinds[name], _plain(text)) for name, text in file.partition),
-        NewRows(pieces=(), files={path: found[path] for path in new}),
+        NewRows(pieces=(), files={file.path: found[file.path] for file in chosen}),
     )
+
+
+def settled(files: Sequence[SourceFile]) -> list[SourceFile]:
+    """The files up to one that can change within a minute and then look the same: it is of the next run."""
+    return list(takewhile(lambda file: not is_url(file.path) or file.content or not file.modified, files))
+
+
+def _path(source: str | FileTable) -> str:
+    return source if isinstance(source, str) else source.path
+
+
+def _may_be_empty(rows: str) -> bool:
+    """Whether files may come there: a glob, or a folder that exists."""
+    system, path = file_system(rows)
+    return any(sign in rows for sign in "*?[") or bool(system.exists(path))
+
+
+def _find_files(source: str | FileTable) -> dict[str, SourceFile]:
+    return {file.path: file for file in find_table(_TABLE, source)}
+
+
+def _mark(file: SourceFile) -> str:
+    return f"{file.size}-{file.modified}"
+
+
+def check_unchanged(source: str | LongForm, new: NewRows) -> None:
+    """Raises ScoringRefused when files are no longer those that were found: rows may be of before or after."""
+    if not new.files or not isinstance(source, str | FileTable):
+        return
+    try:
+        now = {path: _mark(file) for path, file in _find_files(source).items()}
+    except SourceMissing:
+        now = {}
+    changed = [path for path, mark in new.files.items() if now.get(path) != mark]
+    if changed:
+        reason = f"{_some(changed)} changed while it was scored; nothing of this run is there"
+        raise _refusal(
+            source, f"{reason}. Run again, and write files under another name until they are whole"
+        )
 
 
 def _fixed_part(rows: str) -> str:
@@ -182,7 +230,7 @@ def _with_pieces(
     pieces = [
         replace(piece, constants=constants(file), csv=file.csv)
         for file in files
-        for piece in pieces_of({file.path: file.content or f"{file.size}-{file.modified}"})
+        for piece in pieces_of({file.path: file.content or _mark(file)})
     ]
     return replace(new, pieces=pieces)
 
@@ -198,17 +246,18 @@ def _new_values(
         raise _refusal(
             source, f"--late is for files: nothing tells a late row from those that were scored; {advice}"
         )
-    name = f"query {query_digest(source)}"
+    name = f"query {query_digest(source)} of {source.connection}"
     last = _same_source(source, name, runs.values())
     after = None if last is None else last.upto
     first = _typed(source, since, after)
-    newest, nulls, before = _extent(source, after, first)
+    newest, nulls, before, known = _extent(source, last, first)
     if nulls:
         reason = f"{nulls} rows have no {column}, so nothing tells whether they were scored"
         raise _refusal(source, f"{reason}; leave them out in the query (where {column} is not null)")
-    if last is not None and first == last.since and before > (last.seen or 0):
-        reason = f"{before - (last.seen or 0)} rows came late: their {column} is at most {after!r}, which was scored"
-        advice = "--since leaves out all before a value; a query can wait for late rows (now() - interval '5 minutes')"
+    came = 0 if last is None else known - (last.seen or 0)
+    if came > 0 and before:
+        reason = f"{came} rows came late: their {column} is at most {after!r}, which was scored"
+        advice = "--since above that leaves them out; a query can wait for late rows (now() - interval '5 minutes')"
         raise _refusal(source, f"{reason}. {advice}")
     if newest is None:
         return None
@@ -241,35 +290,43 @@ def _lower(column: str, after: int | str | None, first: int | str | None) -> lis
 
 
 def _extent(
-    source: SqlTable, after: int | str | None, first: int | str | None
-) -> tuple[int | str | None, int, int]:
-    """The largest new value (None: there is none), how many rows have none, and how many are among those up to
-    `after`."""
-    column = quoted(source.order_by[0])
+    source: SqlTable, last: ScoredRun | None, first: int | str | None
+) -> tuple[int | str | None, int, int, int]:
+    """The largest new value (None: there is none), how many rows have none, and how many are among those up to the
+    last run's: from `first` on, and from where the last run began."""
+    column, after = quoted(source.order_by[0]), None if last is None else last.upto
     new = " AND ".join(_lower(source.order_by[0], after, first)) or f"{column} IS NOT NULL"
     old = "1 = 0" if after is None else f"{column} <= {literal(after)}"
-    if first is not None:
-        old = f"{old} AND {column} >= {literal(first)}"
+    before, known = (
+        " AND ".join([old, *_lower(source.order_by[0], None, since)])
+        for since in (first, None if last is None else last.since)
+    )
     statement = (
         f"SELECT max(CASE WHEN {new} THEN {column} END) AS newest, count(*) - count({column}) AS nulls, "  # noqa: S608 (quoted)
-        f"count(CASE WHEN {old} THEN 1 END) AS before FROM (\n{source.sql}\n) AS serin_all"
+        f"count(CASE WHEN {before} THEN 1 END) AS before, count(CASE WHEN {known} THEN 1 END) AS known "
+        f"FROM (\n{source.sql}\n) AS serin_all"
     )
     with connected(source.connection) as connection, connection.cursor() as cursor:
         cursor.execute(statement)
-        newest, nulls, before = cursor.fetchone()
-    return _value(source, newest), int(nulls), int(before)
+        newest, *counts = cursor.fetchone()
+    nulls, up_to, seen = map(int, counts)
+    return _value(source, newest), nulls, up_to, seen
 
 
 def _typed(source: SqlTable, since: str | None, after: int | str | None) -> int | str | None:
     """What --since says, as a value of the column."""
-    if since is None or not since.removeprefix("-").isdigit():
-        return since
+    if since is None:
+        return None
     if after is None:
         statement = f"SELECT max({quoted(source.order_by[0])}) FROM (\n{source.sql}\n) AS serin_all"  # noqa: S608 (quoted)
         with connected(source.connection) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             after = _value(source, cursor.fetchone()[0])
-    return int(since) if isinstance(after, int) else since
+    if not isinstance(after, int):
+        return since
+    if not re.fullmatch("-?[0-9]+", since):
+        raise _refusal(source, f"--since {since}: {source.order_by[0]} is an integer")
+    return int(since)
 
 
 def _value(source: SqlTable, value: object) -> int | str | None:
@@ -294,7 +351,7 @@ def _same_source(source: str | LongForm, name: str, runs: Iterable[ScoredRun]) -
 
 
 def _number(source: DeltaTable, since: str | None) -> int | None:
-    if since is None or since.isdigit():
+    if since is None or re.fullmatch("[0-9]+", since):
         return None if since is None else int(since)
     raise _refusal(
         source, f"--since {since}: of a Delta table it is the first version to be scored, such as 12"

@@ -12,9 +12,10 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,15 @@ from serin.machine.durable import write_whole
 from serin.machine.hardware import Device, core_count, inventory
 from serin.machine.leases import lease
 from serin.machine.locks import locked
-from serin.scoring.targets.target import RECORDED, ScoredRun, Target, finished_run, run_name
+from serin.scoring.targets.target import (
+    RECORDED,
+    ScoredRun,
+    Target,
+    finished_run,
+    run_folders,
+    run_name,
+    run_number,
+)
 from serin.spec.scores import Entry, ResultDelta, ResultTable, read_source, read_target
 from serin.store.artifacts import Bundle, Release
 from serin.store.receipt import Receipt, measure
@@ -79,7 +88,7 @@ def score_new(
     and StageStopped is raised; the next one continues it. ScoringRefused where rows or target do not fit; then nothing
     has changed.
     """
-    from serin.pipeline.new_rows import find_new
+    from serin.pipeline.new_rows import check_unchanged, find_new
 
     source, target = read_source(rows), open_target(out)
     with _locked(target):
@@ -92,27 +101,28 @@ def score_new(
         bundle, number = open_bundle(name), max(runs, default=0) + 1
         last = runs[max(runs)].columns if runs else None
         with placed(bundle, device, scheduler) as place, measure("score", place.devices) as measured:
-            done = _finished(target, number, bundle, new) or _score(
+            measured.rows, done = _score(
                 bundle,
                 new,
                 target,
                 number,
                 last,
+                partial(check_unchanged, source, new),
                 scheduler=scheduler,
                 place=place.place,
                 workers=workers or core_count(),
                 stop=stop or threading.Event(),
             )
             target.commit(number, done)
-            measured.rows = done.rows
         assert measured.receipt is not None
         _keep_receipt(target, number, measured.receipt, run)
-        _finish(target, {number: done})
+        _finish(target, {**runs, number: done})
     return Scored(run=done, receipt=measured.receipt)
 
 
 def _refuse_own(target: Target, new: NewRows) -> None:
-    if any(piece.path.startswith(f"{target.name}/") for piece in new.pieces):
+    rows = f"{target.folder / _ROWS}/"  # of a query
+    if any(each.path.startswith(f"{target.name}/") and not each.path.startswith(rows) for each in new.pieces):
         raise ScoringRefused(target=target.name, reason="its own files are among the rows to be scored")
 
 
@@ -166,7 +176,10 @@ def _finished(target: Target, number: int, bundle: Bundle, new: NewRows) -> Scor
 
 
 def _remove(folder: Path) -> None:
-    """Removes a run's files; a kill on the way leaves none that look whole."""
+    """Removes a run's files, or a file; a kill on the way leaves none that look whole."""
+    if not folder.is_dir():
+        folder.unlink()
+        return
     gone = folder.with_name(_GONE)
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)
@@ -174,16 +187,23 @@ def _remove(folder: Path) -> None:
 
 
 def _finish(target: Target, runs: Mapping[int, ScoredRun]) -> None:
-    """Records the rows of the last run that is in the target, where that is missing, and removes the files that the
-    target does not need."""
-    number, folder = max(runs, default=0), target.folder
-    if number and finished_run(folder, number) == runs[number]:
-        _record(folder / run_name(number), runs[number])
+    """Records the rows of the runs that are in the target, where that is missing, and removes the files that are not
+    needed: not those of rows that could not be recorded."""
+    last, folder = max(runs, default=0), target.folder
+    for number, run in run_folders(folder).items():
+        if number <= last and _is_recorded(run, number, runs) and not target.is_its_files:
+            _remove(run)
     shutil.rmtree(folder / _ROWS, ignore_errors=True)
-    if not target.keeps(number):
-        for path in (*folder.glob("run-*"), *folder.glob(".run-*.partial")):
-            if int(path.name.lstrip(".")[4:9]) <= number:
-                _remove(path)
+    for path in folder.glob(".run-*"):
+        if run_number(path.name[1:].partition(".")[0]) in range(1, last + 1):
+            _remove(path)
+
+
+def _is_recorded(run: Path, number: int, runs: Mapping[int, ScoredRun]) -> bool:
+    """Whether nothing of these files is left to be recorded. Another home may have committed a run of that number."""
+    if (run / RECORDED).exists() or finished_run(run.parent, number) != runs.get(number):
+        return True
+    return _record(run, runs[number])
 
 
 def _keep_receipt(target: Target, number: int, receipt: Receipt, run: str | None) -> None:
@@ -204,25 +224,31 @@ def _score(
     target: Target,
     number: int,
     known: Mapping[str, str] | None,
+    check: Callable[[], None],
     *,
     scheduler: str | None,
     place: Place,
     workers: int,
     stop: threading.Event,
-) -> ScoredRun:
-    """Makes the files of a run. `known`: the columns of the run before."""
+) -> tuple[int, ScoredRun]:
+    """Makes the files of a run. `known`: the columns of the run before. `check`: refuses rows that have changed.
+    Returns with it the number of rows that no earlier attempt has scored."""
     from serin.scoring.bulk import score_into_folder
 
-    done = list[ScoredRun]()
+    if (found := _finished(target, number, bundle, new)) is not None:
+        return 0, found
+    done = list[tuple[int, ScoredRun]]()
 
-    def watermark(parts: Parts, rows: int) -> bytes:
+    def watermark(parts: Parts, rows: int, before: int) -> bytes:
         if stop.is_set():
             raise StageStopped(stage="score")
-        found = [_columns(parts, number) for number in range(len(new.pieces))]
-        for piece, columns in zip(new.pieces, found, strict=True):
-            _check_columns(piece.path, columns, known or found[0])
-        done.append(new.watermark(bundle.release.name, time.time(), rows, found[0]))
-        return done[0].dump()
+        schemas = [_columns(parts, number) for number in range(len(new.pieces))]
+        for piece, columns in zip(new.pieces, schemas, strict=True):
+            _check_columns(piece.path, columns, known or schemas[0])
+        check()
+        run = new.watermark(bundle.release.name, time.time(), rows, schemas[0])
+        done.append((rows - before, run))
+        return run.dump()
 
     try:
         score_into_folder(
@@ -259,26 +285,26 @@ def _check_columns(path: str, columns: Mapping[str, str], known: Mapping[str, st
     raise ScoringRefused(target=path, reason=reason)
 
 
-def _record(run: Path, done: ScoredRun) -> None:
+def _record(run: Path, done: ScoredRun) -> bool:
     """Puts the rows of a run among the recorded requests, once: ids are made of the run and the row, and those that an
-    earlier attempt has recorded are left out."""
+    earlier attempt has recorded are left out. Returns whether it is done with; else a later run tries again."""
     from serin.scoring.parts import read_parts
 
-    if (run / RECORDED).exists():
-        return
     release = Release.parse(done.release)
     try:
         bundle = Store.open().bundle(release.model, release.label)
     except NotFound:
         logger.warning(f"{done.release} is gone; the rows of {run} are not recorded")
-        return
+        return True
     name = f"bulk-{hashlib.sha256(f'{run} {done.t}'.encode()).hexdigest()[:12]}"
     records = records_of(bundle, run=name)
     if records is not None:
         for part, table in enumerate(read_parts(str(run))):
             records.add(table, part)
-        records.finish()
+        if not records.finish():
+            return False
     write_whole(run / RECORDED, b"")
+    return True
 
 
 def records_of(bundle: Bundle, run: str | None = None) -> BulkRecords | None:

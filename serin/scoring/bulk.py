@@ -73,12 +73,12 @@ def score_into_folder(
     scheduler: str | None = None,
     place: Place = "cpu",
     digest: str | None = None,
-    check: Callable[[Parts, int], bytes] | None = None,
+    check: Callable[[Parts, int, int], bytes] | None = None,
 ) -> int:
     """Writes a Parquet file for each piece where it was scored; `out`: a folder, or a URL. A run that was killed is
     completed by the next one with the same rows and version. `digest`: as in `score_pieces`. `check`: is given the
-    parts and their rows before the result appears; what it returns is the content of `_SUCCESS`. Returns the number of
-    rows."""
+    parts, their rows and how many of them were there already, before the result appears; what it returns is the content
+    of `_SUCCESS`. Returns the number of rows."""
     digest = digest or read_manifest(bundle).digest
     with open_parts(str(out), plan_digest(digest, place, pieces)) as parts:
         known = {number: parts.rows(number) for number in range(len(pieces))}
@@ -91,8 +91,9 @@ def score_into_folder(
                 for number, piece in enumerate(pieces)
                 if number not in kept
             ]
-            done = sum(kept.values()) + sum(int(count) for count in compute(tasks))
-        parts.finish(check(parts, done) if check else None)
+            before = sum(kept.values())
+            done = before + sum(int(count) for count in compute(tasks))
+        parts.finish(check(parts, done, before) if check else None)
     logger.info(f"scored {done:,} rows")
     return done
 
@@ -135,11 +136,20 @@ def _engine(workers: int, scheduler: str | None) -> Iterator[Callable[[Sequence[
         yield lambda tasks: _dask.compute(*tasks, scheduler="threads", num_workers=workers)
         return
     import distributed
+    from distributed.client import FutureCancelledError
+    from distributed.comm.core import CommClosedError
+    from distributed.scheduler import KilledWorker
 
     library: Any = distributed  # it has no types
     try:
         client = library.Client(scheduler, timeout=_CONNECT_S)
     except (OSError, TimeoutError, ValueError) as error:
         raise EngineFailed(engine=scheduler, reason=str(error) or "does not answer") from error
-    with client:
-        yield lambda tasks: client.gather(client.compute(list(tasks)))
+    try:
+        with client:
+            yield lambda tasks: client.gather(client.compute(list(tasks)))
+    except KilledWorker as error:
+        reason = f"a piece ended every worker that it was given to; it may be too large for them ({error})"
+        raise EngineFailed(engine=scheduler, reason=reason) from error
+    except (CommClosedError, FutureCancelledError) as error:
+        raise EngineFailed(engine=scheduler, reason=f"the scheduler is gone ({error})") from error

@@ -2,8 +2,9 @@
 which a second run completes after the first was killed.
 
 A part is written whole or not at all. A folder on disk gets its name when all parts are there; until then they are in
-`.NAME.partial` beside it. At a URL (s3://) the parts have their place at once, and `_SUCCESS` says that all are there.
-`plan.json` says which rows and which version the parts are of: parts of another plan are not used.
+`.NAME.PLAN.partial` beside it. At a URL (s3://) the parts have their place at once, and `_SUCCESS` says that all are
+there. The plan says which rows and which version the parts are of (at a URL `plan.json` does): parts of another plan
+are not used.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 PLAN, SUCCESS = "plan.json", "_SUCCESS"
 _FORMAT = {"format": "serin.bulk", "version": 1}
+_PLAN_SIGNS = 16  # of its digest, in names
+_OTHER_PLAN = "parts of an earlier run are of other rows or another version; starting again"
 _PARQUET = (".parquet", ".pq")
 _KNOWN = (*_PARQUET, ".csv", ".json", ".jsonl", ".ndjson")
 
@@ -60,27 +63,29 @@ def open_parts(out: str, digest: str) -> Iterator[Parts]:
     folder = Path(out)
     if folder.exists():
         raise RowsUnfit(column="", reason=f"cannot be written to {folder}: it already exists")
-    scratch = folder.with_name(f".{folder.name}.partial")
-    scratch.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     alone = False
     try:
-        with locked(scratch.with_name(f".{folder.name}.lock"), wait_s=0):
+        with locked(folder.with_name(f".{folder.name}.lock"), wait_s=0):
             alone = True
-            yield _open_folder(folder, scratch, digest)
+            yield _open_folder(folder, digest)
     except TimeoutError as error:
         if alone:
             raise
         raise RowsUnfit(column="", reason=f"cannot be written to {folder}: another run writes it") from error
 
 
-def _open_folder(folder: Path, scratch: Path, digest: str) -> Parts:
-    plan = scratch / PLAN
-    if _other_plan(plan.read_bytes() if plan.is_file() else None, digest, folder):
-        for left in scratch.iterdir():
-            left.unlink()
+def _open_folder(folder: Path, digest: str) -> Parts:
+    """A worker that was taken for lost may still write parts of another plan: they are not where those of this are."""
+    scratch = folder.with_name(f".{folder.name}.{digest[:_PLAN_SIGNS]}.partial")
+    plan = "[0-9a-f]" * _PLAN_SIGNS
+    for other in folder.parent.glob(f".{glob.escape(folder.name)}.{plan}.partial"):
+        if other != scratch:
+            logger.info(f"{folder}: {_OTHER_PLAN}")
+            shutil.rmtree(other, ignore_errors=True)
+    scratch.mkdir(exist_ok=True)
     for left in scratch.glob("part-*.parquet.*"):  # of a worker that was lost
         left.unlink(missing_ok=True)
-    plan.write_text(json.dumps({**_FORMAT, "digest": digest}))
     return FolderParts(str(folder), str(scratch))
 
 
@@ -107,7 +112,7 @@ def _other_plan(found: bytes | None, digest: str, place: object) -> bool:
     except ValueError:
         same = False
     if not same:
-        logger.info(f"{place}: parts of an earlier run are of other rows or another version; starting again")
+        logger.info(f"{place}: {_OTHER_PLAN}")
     return not same
 
 
@@ -140,8 +145,8 @@ class FolderParts:
         scratch, folder = Path(self._scratch), Path(self._folder)
         if note is not None:
             write_whole(scratch / SUCCESS, note)
-        for left in (PLAN, *(path.name for path in scratch.glob("part-*.parquet.*"))):
-            (scratch / left).unlink(missing_ok=True)
+        for left in scratch.glob("part-*.parquet.*"):
+            left.unlink(missing_ok=True)
         scratch.rename(folder)
         sync(folder.parent)
         folder.with_name(f".{folder.name}.lock").unlink(missing_ok=True)
@@ -304,7 +309,8 @@ def _pieces(path: str, mark: str) -> list[Piece]:
     if not path.lower().endswith(_PARQUET):
         return [Piece(path=path, mark=mark)]
     with _open_parquet(path) as table:
-        return [Piece(path=path, groups=(index,), mark=mark) for index in range(table.num_row_groups)]
+        groups: list[tuple[int, ...]] = [(index,) for index in range(table.num_row_groups)]
+    return [Piece(path=path, groups=each, mark=mark) for each in groups or [()]]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 import pyarrow as pa
 
@@ -88,9 +88,11 @@ def _uri(reference: str) -> str:
 
 
 def _without_secrets(text: str, uri: str) -> str:
-    password = urlsplit(uri).password or ""
-    for secret in (uri, password, unquote(password)):
-        text = text.replace(secret, "***") if secret else text
+    parts = urlsplit(uri)
+    options = re.findall(r"(?i)(?:^|&)[^=&]*(?:pass|secret|token)[^=&]*=([^&]*)", parts.query)
+    for secret in (uri, *filter(None, (parts.password, *options))):
+        for written in (secret, unquote(secret), unquote_plus(secret)):
+            text = text.replace(written, "***")
     return text
 
 

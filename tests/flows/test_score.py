@@ -4,8 +4,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from flows.score import score
@@ -13,7 +11,7 @@ from serin.errors import ScoringRefused
 from serin.store.receipt import read_receipt
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
-from tests.kit.score_tables import Delta, Sql, arrived
+from tests.kit.score_tables import Delta, Files, Sql, arrived
 from tests.unit.serving import bundles
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -21,23 +19,16 @@ pytestmark = pytest.mark.usefixtures("prefect_server")
 
 def test_a_run_scores_new_files_and_a_changed_one_fails_it_by_name(home: Path, tmp_path: Path) -> None:
     publish(Store.open(), 0.0)
-    rows, out = tmp_path / "rows", str(tmp_path / "scored")
-    rows.mkdir()
-
-    def arrive(name: str, count: int) -> None:
-        found = bundles.rows(count, seed=count)
-        pq.write_table(pa.table({key: values[:, 0].tolist() for key, values in found.items()}), rows / name)
-
-    arrive("a.parquet", 50)
-    assert asyncio.run(score(bundles.MODEL, str(rows), out)) == 50
-    assert asyncio.run(score(bundles.MODEL, str(rows), out)) == 0
-    arrive("b.parquet", 70)
-    assert asyncio.run(score(bundles.MODEL, str(rows), out)) == 70
-    assert pq.read_table(out).num_rows == 120
-    arrive("a.parquet", 60)
-    with pytest.raises(ScoringRefused, match=r"a\.parquet changed after being scored"):
-        asyncio.run(score(bundles.MODEL, str(rows), out))
-    assert pq.read_table(out).num_rows == 120
+    rows, out = Files(tmp_path / "rows"), Files(tmp_path / "scored")
+    rows.add(arrived(0, 50))
+    assert asyncio.run(score(bundles.MODEL, rows.entry, out.entry)) == 50
+    assert asyncio.run(score(bundles.MODEL, rows.entry, out.entry)) == 0
+    rows.add(arrived(50, 70))
+    assert asyncio.run(score(bundles.MODEL, rows.entry, out.entry)) == 70
+    rows.add(arrived(0, 60))
+    with pytest.raises(ScoringRefused, match=r"000\.parquet changed after being scored"):
+        asyncio.run(score(bundles.MODEL, rows.entry, out.entry))
+    assert sorted(out.read().column("row").to_pylist()) == list(range(120))
 
 
 def test_a_run_scores_a_delta_table_into_a_database_and_leaves_its_receipt(

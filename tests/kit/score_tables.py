@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serin.pipeline.score import score_new
+from serin.scoring.targets.target import ScoredRun
 from serin.store.databases import connected
 from serin.store.file_systems import delta_options
 from tests.unit.serving import bundles
@@ -45,7 +47,7 @@ class Files:
         return str(self.folder)
 
     def add(self, rows: pa.Table) -> None:
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         whole = self.folder / f"{rows['row'][0].as_py():09d}.parquet"
         half = whole.with_suffix(".half")
         pq.write_table(rows, half, row_group_size=max(len(rows) // 3, 1))
@@ -100,3 +102,39 @@ class Sql:
         with connected(self.connection, write=True) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             connection.commit()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Sources and targets in a folder, and in the database that TEST_DATABASE names."""
+
+    folder: Path
+
+    @property
+    def files(self) -> Files:
+        return Files(self.folder / "rows")
+
+    @property
+    def delta(self) -> Delta:
+        return Delta(str(self.folder / "delta"))
+
+    @property
+    def sql(self) -> Sql:
+        return Sql("env:TEST_DATABASE", "payments")
+
+    @property
+    def results(self) -> dict[str, Result]:
+        return {
+            "folder": Files(self.folder / "scored"),
+            "delta": Delta(str(self.folder / "scored-delta")),
+            "sql": Sql("env:TEST_DATABASE", "scores"),
+        }
+
+
+def score(source: Any, result: Result, **how: Any) -> ScoredRun | None:
+    done = score_new(bundles.MODEL, getattr(source, "entry", source), result.entry, workers=2, **how)
+    return None if done is None else done.run
+
+
+def numbers(result: Result) -> list[int]:
+    return sorted(result.read().column("row").to_pylist())

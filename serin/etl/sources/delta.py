@@ -6,6 +6,7 @@ Parquet files are read as those of any other table. What only Delta's own reader
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -53,6 +54,7 @@ def find_added(name: str, table: DeltaTable, opened: Any, since: int) -> tuple[S
     SourceUnreadable for a version that replaces rows: its files hold new rows beside old ones, which nothing tells
     apart."""
     keys = opened.metadata().partition_columns
+    types = {field.name: field.type for field in pa.schema(opened.schema())}
     files: dict[str, tuple[tuple[str, str], ...]] = {}
     for version in range(since + 1, opened.version() + 1):
         actions = _commit(name, table, version)
@@ -68,9 +70,7 @@ def find_added(name: str, table: DeltaTable, opened: Any, since: int) -> tuple[S
             files.pop(unquote(each["path"]), None)
         for each in added:
             values = each.get("partitionValues") or {}
-            files[unquote(each["path"])] = tuple(
-                (key, NULL if values.get(key) is None else values[key]) for key in keys
-            )
+            files[unquote(each["path"])] = tuple((key, _logged(values.get(key), types[key])) for key in keys)
     return _described(name, table, opened, list(files.items()), None)
 
 
@@ -185,6 +185,14 @@ def _refuse_features(name: str, table: DeltaTable, opened: Any) -> None:
 
 def _refusal(name: str, table: DeltaTable, reason: str) -> SourceUnreadable:
     return SourceUnreadable(table=name, path=table.delta, reason=reason)
+
+
+def _logged(text: str | None, kind: pa.DataType) -> str:
+    """A partition's value in the log as folders write it. Times there are in UTC, most without saying so."""
+    if text is None:
+        return NULL
+    is_bare = pa.types.is_timestamp(kind) and kind.tz and not re.search(r"(Z|[+-]\d\d:?\d\d)$", text)
+    return f"{text}Z" if is_bare else text
 
 
 def _text(value: Any) -> str:

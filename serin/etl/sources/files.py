@@ -210,29 +210,37 @@ def describe(
             content="" if digests is None else content_digest(Path(path), digests),
         )
     information = system.info(path)
-    mark = content_mark(information)
+    mark, is_settled = _mark(information)
     return SourceFile(
         table=table,
         path=system.unstrip_protocol(path),
         size=int(information.get("size") or 0),
         modified=mark,
         partition=partition,
-        content=mark,
+        content=mark if is_settled else "",
     )
 
 
 def content_mark(said: Mapping[str, Any]) -> str:
     """Versions and digests of the content; else the time of its last change with its size, when that time is past:
     within its second a file can change again, and look the same. A weak ETag promises too little by itself."""
+    mark, is_settled = _mark(said)
+    return mark if is_settled else ""
+
+
+def _mark(said: Mapping[str, Any]) -> tuple[str, bool]:
+    """The mark, empty when there is nothing to make it of, and whether every later change gives another one."""
     given = {name: str(said[name]) for name in _OF_CONTENT if said.get(name)}
     strong = {name: value for name, value in given.items() if not value.startswith("W/")}
     if strong:
-        return _written({**strong, "size": said.get("size")})
+        return _written({**strong, "size": said.get("size")}), True
     times = {name: said[name] for name in _OF_TIME if said.get(name) is not None}
     moments = [_moment(value) for value in times.values()]
-    if not moments or any(moment is None or time.time() - moment < _SETTLED_S for moment in moments):
-        return ""
-    return _written({**given, **times, "size": said.get("size")})
+    known = [moment for moment in moments if moment is not None]
+    if not moments or len(known) < len(moments):
+        return "", False
+    is_settled = all(time.time() - moment >= _SETTLED_S for moment in known)
+    return _written({**given, **times, "size": said.get("size")}), is_settled
 
 
 def _moment(value: Any) -> float | None:

@@ -5,6 +5,7 @@ Some columns are not in a file but belong to its folders (month=07/part.parquet)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -310,7 +311,7 @@ def partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
     types = {}
     for place, key in enumerate(keys):
         values = [file.partition[place][1] for file in files]
-        whole = all(value == NULL or value.lstrip("-").isdigit() for value in values)
+        whole = all(value == NULL or re.fullmatch("-?[0-9]+", value) for value in values)
         types[key] = pa.int64() if whole else pa.string()
     return types
 

@@ -75,13 +75,14 @@ class BulkRecords:
         if sum(table.num_rows for table in self._waiting) >= _COMMIT_ROWS:
             self._flush()
 
-    def finish(self) -> None:
-        """Writes what is left and keeps the model's records within their limits."""
+    def finish(self) -> bool:
+        """Writes what is left and keeps the model's records within their limits. Returns whether all were written."""
         self._flush()
         try:
             expire(HomeHours(self._home, self._release.model), self._settings, time.time())
         except OSError as error:
             log.warning("old records cannot be deleted: %s", error)
+        return not self._failed
 
     def _flush(self) -> None:
         if not self._waiting or self._failed:

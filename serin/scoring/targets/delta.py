@@ -10,11 +10,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from serin.errors import ScoringRefused
-from serin.scoring.targets.target import ScoredRun, batches_of, check_complete, read_watermark, run_name
+from serin.scoring.targets.target import (
+    ScoredRun,
+    batches_of,
+    check_committed,
+    check_complete,
+    read_watermark,
+    run_name,
+)
 from serin.store.file_systems import delta_options
 
 _APPLICATION = "serin.scored"
+_NOT_IN_DELTA = (
+    pa.types.is_time, pa.types.is_duration, pa.types.is_interval, pa.types.is_float16, pa.types.is_decimal256,
+)  # fmt: skip
 _KEEP_LOG = {"delta.enableExpiredLogCleanup": "false"}
 
 
@@ -44,6 +56,8 @@ class DeltaTarget:
             return {}
         except (DeltaError, OSError, ValueError) as error:
             raise self._refusal(f"it cannot be read: {_line(error)}") from error
+        if newest is None and self._table.metadata().name == _APPLICATION:
+            return {}  # the first run was killed when it had made the table
         if newest is None:
             reason = "it was made by someone else; name a table that does not exist yet"
             raise self._refusal(reason)
@@ -67,27 +81,27 @@ class DeltaTarget:
             app_transactions=[Transaction(_APPLICATION, number, int(done.t * 1000))],
         )
         rows = batches_of(self._folder / run_name(number))
+        if odd := [f"{each.name} is {each.type}" for each in rows.schema if not _has_type(each.type)]:
+            raise self._refusal(f"Delta has no type for {', '.join(odd)}; convert such columns of the rows")
         try:
-            if self._table is None:
+            if self._table is None:  # two first commits at once would both succeed: the first makes no rows
                 write_deltalake(
                     self._url,
-                    rows,
-                    mode="error",
+                    rows.schema.empty_table(),
+                    mode="ignore",
+                    name=_APPLICATION,
                     configuration=_KEEP_LOG,
-                    commit_properties=properties,
                     storage_options=delta_options(),
                 )
-            else:  # of the version that was read: a commit in between is seen
-                write_deltalake(self._table, rows, mode="append", commit_properties=properties)
+                if number in self.read_runs():
+                    raise self._refusal("another run has written it at the same time; run again")
+            # to the version that was read: a commit in between is seen
+            write_deltalake(self._table, rows, mode="append", commit_properties=properties)
         except (DeltaError, OSError, ValueError) as error:
-            now = self.read_runs().get(number)
-            if now is not None and now != done:
-                raise self._refusal("another run has written it at the same time; run again") from error
-            if now is None:
-                reason = f"it cannot be written: {_line(error)}; nothing of this run is there"
-                raise self._refusal(reason) from error
+            check_committed(self, number, done, error, _line(error))
 
-    def keeps(self, number: int) -> bool:  # noqa: ARG002
+    @property
+    def is_its_files(self) -> bool:
         return False
 
     def _refusal(self, reason: str) -> ScoringRefused:
@@ -101,6 +115,13 @@ def open_delta(url: str, folder: Path) -> DeltaTarget:
         reason = "the package deltalake is missing; pip install 'serin[delta]'"
         raise ScoringRefused(target=url, reason=reason) from error
     return DeltaTarget(url, folder)
+
+
+def _has_type(kind: pa.DataType) -> bool:
+    """Whether Delta has this type: for others deltalake raises a plain Exception."""
+    if any(is_one(kind) for is_one in _NOT_IN_DELTA):
+        return False
+    return all(_has_type(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _line(error: Exception) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import ScoringRefused
-from serin.scoring.targets.target import ScoredRun, folder_runs
+from serin.scoring.targets.target import ScoredRun, check_complete, finished_run, run_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,17 @@ class FolderTarget:
         return str(self.folder)
 
     def read_runs(self) -> dict[int, ScoredRun]:
-        return folder_runs(self.folder)
+        numbers = run_folders(self.folder)
+        found = {number: finished_run(self.folder, number) for number in numbers}
+        runs = {number: run for number, run in found.items() if run is not None}
+        check_complete(self, runs, max(numbers, default=0))
+        return runs
 
     def commit(self, number: int, done: ScoredRun) -> None:
         """The rename that has finished the run was the commit."""
 
-    def keeps(self, number: int) -> bool:  # noqa: ARG002
+    @property
+    def is_its_files(self) -> bool:
         return True
 
 

@@ -15,7 +15,14 @@ import pyarrow as pa
 
 from serin.errors import DatabaseFailed, ScoringRefused
 from serin.formats.rows import flat
-from serin.scoring.targets.target import ScoredRun, batches_of, check_complete, read_watermark, run_name
+from serin.scoring.targets.target import (
+    ScoredRun,
+    batches_of,
+    check_committed,
+    check_complete,
+    read_watermark,
+    run_name,
+)
 from serin.spec.scores import ResultTable
 from serin.store.databases import connected, literal, quoted
 
@@ -64,14 +71,10 @@ class SqlTarget:
                 )
                 connection.commit()
         except DatabaseFailed as error:
-            now = self.read_runs().get(number)
-            if now is not None and now != done:
-                raise self._refusal("another run has written it at the same time; run again") from error
-            if now is None:
-                reason = f"it cannot be written: {error.reason}; nothing of this run is there"
-                raise self._refusal(reason) from error
+            check_committed(self, number, done, error, error.reason)
 
-    def keeps(self, number: int) -> bool:  # noqa: ARG002
+    @property
+    def is_its_files(self) -> bool:
         return False
 
     def _read(self, cursor: Any) -> dict[int, ScoredRun]:

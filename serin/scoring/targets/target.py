@@ -12,6 +12,7 @@ transaction of a database. The target alone knows which runs it has: a process m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,12 +66,19 @@ class Target(Protocol):
         """Adds the finished run to what `read_runs` has read, in one step. ScoringRefused when the target cannot be
         written, or when another run has come first."""
 
-    def keeps(self, number: int) -> bool:
-        """Whether the run's files are the target itself."""
+    @property
+    def is_its_files(self) -> bool:
+        """Whether the files of its runs are the target itself."""
 
 
 def run_name(number: int) -> str:
     return f"run-{number:05d}"
+
+
+def run_number(name: str) -> int:
+    """The number in a name of `run_name`; 0 for another name."""
+    found = re.fullmatch(r"run-([0-9]+)", name)
+    return int(found[1]) if found else 0
 
 
 def read_watermark(place: object, content: bytes | str) -> ScoredRun:
@@ -80,11 +88,10 @@ def read_watermark(place: object, content: bytes | str) -> ScoredRun:
     return parse_json(str(place), data, ScoredRun.from_json, advice=advice)
 
 
-def folder_runs(folder: Path) -> dict[int, ScoredRun]:
-    """The watermarks of the finished runs in a folder, by number, oldest first."""
-    numbers = sorted(int(path.name.removeprefix("run-")) for path in folder.glob("run-*"))
-    found = {number: finished_run(folder, number) for number in numbers}
-    return {number: run for number, run in found.items() if run is not None}
+def run_folders(folder: Path) -> dict[int, Path]:
+    """The runs whose files are in a folder, by number, oldest first."""
+    found = {run_number(path.name): path for path in folder.glob("run-*")}
+    return {number: found[number] for number in sorted(found) if number}
 
 
 def finished_run(folder: Path, number: int) -> ScoredRun | None:
@@ -96,13 +103,15 @@ def finished_run(folder: Path, number: int) -> ScoredRun | None:
 def batches_of(run: Path) -> pa.RecordBatchReader:
     """Returns the rows of a finished run, a few at a time."""
     parts = sorted(run.glob("part-*.parquet"))
+    schema = pq.read_schema(parts[0])
 
     def batches() -> Iterator[pa.RecordBatch]:
         for part in parts:
             with pq.ParquetFile(part) as file:
-                yield from file.iter_batches(_BATCH_ROWS)
+                for batch in file.iter_batches(_BATCH_ROWS):  # writers take columns by their place
+                    yield batch.select(schema.names)
 
-    return pa.RecordBatchReader.from_batches(pq.read_schema(parts[0]), batches())
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def check_complete(target: Target, found: Mapping[int, ScoredRun], newest: int) -> None:
@@ -112,3 +121,14 @@ def check_complete(target: Target, found: Mapping[int, ScoredRun], newest: int) 
         what = f"the watermark of run {gone[0]} is gone" if gone else "it has more watermarks than runs"
         reason = f"{what}; restore it, or score into another table: rows could be scored twice"
         raise ScoringRefused(target=target.name, reason=reason)
+
+
+def check_committed(target: Target, number: int, done: ScoredRun, error: Exception, reason: str) -> None:
+    """After an error of a commit: raises ScoringRefused when the run is not in the target."""
+    now = target.read_runs().get(number)
+    if now is None:
+        what = f"it cannot be written: {reason}; nothing of this run is there"
+        raise ScoringRefused(target=target.name, reason=what) from error
+    if now != done:
+        what = "another run has written it at the same time; run again"
+        raise ScoringRefused(target=target.name, reason=what) from error

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from distributed import LocalCluster
+from distributed.client import FutureCancelledError
+from distributed.comm.core import CommClosedError
+from distributed.scheduler import KilledWorker
 
 from serin.commands.predictions import predict_in_bulk
 from serin.errors import EngineFailed, PredictionFailed, RowsUnfit
@@ -30,7 +34,7 @@ from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
 from serin.scoring import bulk
 from serin.scoring.bulk import find_pieces, score_into_folder
-from serin.scoring.parts import plan_digest
+from serin.scoring.parts import open_parts, plan_digest
 from serin.scoring.predict import BoundFrontAndCore, Scorer
 from serin.scoring.session import open_session, run_in_batches
 from serin.spec.monitoring import CaptureSpec
@@ -204,12 +208,13 @@ def parts_of(folder: Path) -> dict[str, int]:
 def test_after_kill_9_only_unfinished_parts_are_scored_again(
     bundle: Bundle, files: Path, expected: np.ndarray, tmp_path: Path
 ) -> None:
-    out, partial = tmp_path / "scored", tmp_path / ".scored.partial"
+    out = tmp_path / "scored"
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, bundle.path, str(files), str(out), "5"], timeout=WAIT_S, check=False
     )
     assert killed.returncode == -signal.SIGKILL
     assert not out.exists()
+    (partial,) = tmp_path.glob(".scored.*.partial")
     before = parts_of(partial)
     assert len(before) == 5
     missing = next(
@@ -236,11 +241,73 @@ def test_parts_of_other_rows_are_not_kept(
     out = tmp_path / "scored"
     command = [sys.executable, "-c", KILLED, bundle.path, str(files), str(out), "2"]
     subprocess.run(command, timeout=WAIT_S, check=False)
-    assert len(parts_of(tmp_path / ".scored.partial")) == 2
+    (partial,) = tmp_path.glob(".scored.*.partial")
+    assert len(parts_of(partial)) == 2
     time.sleep(0.01)  # another time of modification
     pq.write_table(table.slice(1000, 500), files / "0.parquet", row_group_size=250)
     assert predict_in_bulk(bundle, str(files), out, workers=2, scheduler=None) == ROWS
     assert pq.read_table(out).column("id").to_pylist()[:500] == list(range(1000, 1500))
+    assert not partial.exists()
+
+
+def test_a_worker_that_was_taken_for_lost_writes_no_part_of_the_next_plan(tmp_path: Path) -> None:
+    rows = [pa.table({"plan": [number]}) for number in (1, 2)]
+    out = str(tmp_path / "scored")
+    with open_parts(out, "1" * 64) as old:
+        old.write(0, rows[0])
+    with open_parts(out, "2" * 64) as new:
+        new.write(0, rows[1])
+        with pytest.raises(FileNotFoundError):
+            old.write(0, rows[0])
+        new.finish()
+    assert pq.read_table(out).equals(rows[1])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "parquet without groups"])
+def test_a_file_without_rows_is_a_part_without_rows(
+    bundle: Bundle, table: pa.Table, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    empty = table.slice(0, 0)
+    if kind == "csv":
+        pacsv.write_csv(empty, tmp_path / "in" / "a.csv")
+        pacsv.write_csv(table, tmp_path / "in" / "b.csv")
+    else:
+        with pq.ParquetWriter(tmp_path / "in" / "a.parquet", table.schema) as writer:
+            if kind == "parquet":
+                writer.write_table(empty)
+        pq.write_table(table, tmp_path / "in" / "b.parquet")
+    assert predict(bundle, tmp_path / "in", tmp_path / "scored").num_rows == ROWS
+    first, second = (pq.read_schema(path) for path in sorted((tmp_path / "scored").iterdir()))
+    assert first.equals(second)
+    out = tmp_path / "one.parquet"
+    assert predict(bundle, tmp_path / "in", out).num_rows == ROWS
+
+
+def test_a_lost_worker_or_scheduler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        def __init__(self, address: str, timeout: float) -> None: ...
+        def __enter__(self) -> "Client":
+            return self
+
+        def __exit__(self, *given: object) -> None: ...
+        def compute(self, tasks: list[object]) -> list[object]:
+            return tasks
+
+        def gather(self, futures: list[Any]) -> None:
+            raise futures[0]
+
+    monkeypatch.setattr("distributed.Client", Client)
+    gone = CommClosedError("closed"), FutureCancelledError("piece", "scheduler-connection-lost")
+    for error, words in (
+        (
+            KilledWorker("piece", SimpleNamespace(address="tcp://host:2"), 3),
+            "a piece ended every worker that it was given to",
+        ),
+        *((each, "the scheduler is gone") for each in gone),
+    ):
+        with pytest.raises(EngineFailed, match=words), bulk._engine(1, "tcp://host:1") as compute:
+            compute([error])
 
 
 def test_threads_that_begin_together_open_the_version_once(

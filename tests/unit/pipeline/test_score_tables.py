@@ -2,55 +2,30 @@
 
 import json
 import os
+import signal
 import sys
-from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import deltalake
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from serin.errors import ScoringRefused, SpecError
 from serin.pipeline.score import open_target, score_new
-from serin.scoring.targets.target import ScoredRun
+from serin.scoring.parts import FolderParts
+from serin.store.databases import _without_secrets
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
 from tests.fakes.postgres import running_postgres
 from tests.kit.commands import run
-from tests.kit.score_tables import Delta, Files, Result, Source, Sql, arrived
+from tests.kit.score_tables import Delta, Files, Scene, Source, Sql, arrived, numbers, score
 from tests.unit.serving import bundles
 
 ROWS = 90
-
-
-@dataclass
-class Scene:
-    folder: Path
-
-    @property
-    def files(self) -> Files:
-        return Files(self.folder / "rows")
-
-    @property
-    def delta(self) -> Delta:
-        return Delta(str(self.folder / "delta"))
-
-    @property
-    def sql(self) -> Sql:
-        return Sql("env:TEST_DATABASE", "payments")
-
-    @property
-    def results(self) -> dict[str, Result]:
-        return {
-            "folder": Files(self.folder / "scored"),
-            "delta": Delta(str(self.folder / "scored-delta")),
-            "sql": Sql("env:TEST_DATABASE", "scores"),
-        }
 
 
 @pytest.fixture
@@ -61,18 +36,12 @@ def scene(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path)
 
 
-def score(source: Any, result: Result, **how: Any) -> ScoredRun | None:
-    done = score_new(bundles.MODEL, getattr(source, "entry", source), result.entry, workers=2, **how)
-    return None if done is None else done.run
-
-
-def numbers(result: Result) -> list[int]:
-    return sorted(result.read().column("row").to_pylist())
-
-
 @pytest.mark.parametrize(
     ("source", "result"),
-    [("files", "delta"), ("files", "sql"), ("delta", "delta"), ("delta", "folder"), ("sql", "sql"), ("sql", "delta")],
+    [
+        ("files", "delta"), ("files", "sql"), ("delta", "delta"), ("delta", "folder"),
+        ("sql", "sql"), ("sql", "delta"), ("sql", "folder"),
+    ],
 )  # fmt: skip
 def test_each_run_adds_the_rows_that_have_come(scene: Scene, source: str, result: str) -> None:
     rows: Source = getattr(scene, source)
@@ -96,16 +65,50 @@ def test_each_run_adds_the_rows_that_have_come(scene: Scene, source: str, result
 
 @pytest.mark.parametrize("kind", ["delta", "sql"])
 def test_dask_workers_score_a_table_into_a_table(scene: Scene, kind: str) -> None:
+    """The worker is killed while it scores the first run; Dask starts another one."""
+
+    def die_after_a_part() -> None:
+        written = FolderParts.write
+
+        def write(self: FolderParts, number: int, table: pa.Table) -> None:
+            written(self, number, table)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        FolderParts.write = write  # type: ignore[method-assign]
+
     rows: Source = getattr(scene, kind)
     out = scene.results[kind]
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
         for first in (0, ROWS):
             rows.add(arrived(first, ROWS))
+            if first == 0:
+                with Client(cluster.scheduler_address) as client:
+                    before = client.run(os.getpid)
+                    client.run(die_after_a_part)
             assert score(rows, out, scheduler=cluster.scheduler_address) is not None
+        with Client(cluster.scheduler_address) as client:
+            assert client.run(os.getpid) != before
     assert numbers(out) == list(range(2 * ROWS))
     table = out.read().sort_by("row")
     wanted = [bundles.score(publish_path(), bundles.rows(ROWS, seed=first)) for first in (0, ROWS)]
     np.testing.assert_allclose(table.column("score").to_numpy(), np.concatenate(wanted)[:, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("result", ["folder", "delta", "sql"])
+def test_columns_in_another_order_keep_their_values(scene: Scene, result: str) -> None:
+    rows, out = scene.files, scene.results[result]
+    other = {"temp": "distance", "distance": "temp"}
+    for first in (0, ROWS, 2 * ROWS):
+        table = arrived(first, ROWS)
+        rows.add(table.select([other.get(name, name) for name in table.column_names]) if first else table)
+        if first:
+            score(rows, out)
+    found = out.read().sort_by("row")
+    wanted = pa.concat_tables([arrived(first, ROWS) for first in (0, ROWS, 2 * ROWS)])
+    for name in ("temp", "distance", "carrier"):
+        np.testing.assert_array_equal(
+            found.column(name).to_pandas().to_numpy(), wanted.column(name).to_pandas().to_numpy()
+        )
 
 
 def publish_path() -> str:
@@ -121,6 +124,7 @@ def test_rows_are_there_once_whatever_moment_the_process_is_killed_at(tmp_path: 
     for each in played:
         print(each)
         assert each["killed"] > 0
+        assert each["in_commit"] > 0 or each["target"] == "parquet"
         assert (each["rows"], each["lost"], each["doubled"]) == (600, 0, 0)
 
 
@@ -180,6 +184,51 @@ def test_rows_that_are_equal_in_the_first_column_are_not_lost(scene: Scene) -> N
     assert numbers(out) == [*range(ROWS), ROWS + 1]
 
 
+@pytest.mark.parametrize("since", [None, "-5", "3"])
+def test_another_since_hides_no_late_rows(scene: Scene, since: str | None) -> None:
+    rows, out = scene.sql, scene.results["sql"]
+    for first in (0, 10):
+        rows.add(arrived(first, 1))
+    score(rows, out, since="0")
+    for first in (5, 20):
+        rows.add(arrived(first, 1))
+    with pytest.raises(
+        ScoringRefused, match=r"1 rows came late: their row is at most 10.*--since above that"
+    ):
+        score(rows, out, since=since)
+    assert numbers(out) == [0, 10]
+    assert score(rows, out, since="11") is not None
+    assert score(rows, out, since=since) is None
+    assert numbers(out) == [0, 10, 20]
+
+
+def test_a_since_that_is_not_a_number_is_refused_where_one_is_needed(scene: Scene) -> None:
+    rows, out = scene.sql, scene.results["sql"]
+    rows.add(arrived(0, ROWS))
+    with pytest.raises(ScoringRefused, match="--since ²: row is an integer"):
+        score(rows, out, since="²")
+    scene.delta.add(arrived(0, ROWS))
+    with pytest.raises(ScoringRefused, match="--since ²: of a Delta table it is the first version"):
+        score(scene.delta, out, since="²")
+
+
+def test_partitions_by_time_of_a_delta_table_are_columns_of_every_run(scene: Scene) -> None:
+    rows, out = scene.delta, scene.results["delta"]
+    hours = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (0, 5)]
+    for first, hour in zip((0, ROWS), hours, strict=True):
+        at = pa.array([hour] * ROWS, pa.timestamp("us", "UTC"))
+        table = (
+            arrived(first, ROWS).append_column("at", at).append_column("local", at.cast(pa.timestamp("us")))
+        )
+        deltalake.write_deltalake(rows.url, table, mode="append", partition_by=["at", "local"])
+        assert score(rows, out) is not None
+    found = out.read().sort_by("row")
+    assert found.column("at").to_pylist() == [hours[0]] * ROWS + [hours[1]] * ROWS
+    assert found.column("local").to_pylist() == [
+        each.replace(tzinfo=None) for each in found.column("at").to_pylist()
+    ]
+
+
 def test_rows_without_a_value_in_the_first_column_are_named(scene: Scene) -> None:
     rows, out = scene.sql, scene.results["sql"]
     rows.add(arrived(0, ROWS))
@@ -188,68 +237,6 @@ def test_rows_without_a_value_in_the_first_column_are_named(scene: Scene) -> Non
         score(rows, out)
     with pytest.raises(ScoringRefused, match="temp is float; the first order_by column must be an integer"):
         score({**rows.entry, "sql": "select * from payments where temp is not null", "order_by": "temp"}, out)
-
-
-@pytest.mark.parametrize("result", ["delta", "sql"])
-def test_a_table_that_someone_else_has_made_is_refused_and_left_alone(scene: Scene, result: str) -> None:
-    out: Any = scene.results[result]
-    out.add(arrived(0, 5))
-    scene.files.add(arrived(0, ROWS))
-    with pytest.raises(ScoringRefused, match="made by someone else"):
-        score(scene.files, out)
-    assert numbers(out) == list(range(5))
-
-
-@pytest.mark.parametrize("result", ["delta", "sql"])
-@pytest.mark.parametrize("first", [True, False])
-def test_one_of_two_writers_at_the_same_time_is_refused(scene: Scene, result: str, first: bool) -> None:
-    """The second has read the target before the first commits, and runs elsewhere."""
-    rows, out = scene.files, scene.results[result]
-    rows.add(arrived(0, ROWS))
-    if not first:
-        score(rows, out)
-        rows.add(arrived(ROWS, ROWS))
-    late, home = open_target(out.entry), os.environ["SERIN_HOME"]
-    number = max(late.read_runs(), default=0) + 1
-    done = score(rows, out)
-    assert done is not None
-    again = replace(done, t=done.t + 1)
-    run_of(late.folder, number, out.read().slice(0, ROWS))
-    with pytest.raises(ScoringRefused, match="another run has written it at the same time"):
-        late.commit(number, again)
-    assert numbers(out) == list(range(ROWS if first else 2 * ROWS))
-    assert Path(home).is_dir()
-    assert score(rows, out) is None
-
-
-def run_of(folder: Path, number: int, rows: pa.Table) -> None:
-    run_folder = folder / f"run-{number:05d}"
-    run_folder.mkdir(parents=True)
-    pq.write_table(rows, run_folder / "part-00000.parquet")
-
-
-def test_a_target_that_cannot_be_written_is_named_and_the_next_run_commits_the_same_files(
-    scene: Scene,
-) -> None:
-    rows, out = scene.files, scene.results["sql"]
-    rows.add(arrived(0, ROWS))
-    target = open_target(out.entry)
-    os.environ["TEST_DATABASE"] += "?mode=ro"
-    path = scene.folder / "database"
-    path.rename(scene.folder / "away")
-    with pytest.raises(ScoringRefused, match="env:TEST_DATABASE names a database file that does not exist"):
-        score(rows, out)
-    os.environ["TEST_DATABASE"] = f"sqlite:///{scene.folder}/away"
-    assert score(rows, out) is not None
-    assert [each.name for each in target.folder.iterdir()] == [".lock"]
-    broken = Delta("/proc/nowhere/scores")
-    with pytest.raises(ScoringRefused, match=r"cannot be written: .*/proc/nowhere.*; nothing of this run is"):
-        score(rows, broken)
-    made = open_target(broken.entry).folder / "run-00001" / "part-00000.parquet"
-    before = made.stat().st_mtime_ns
-    with pytest.raises(ScoringRefused, match="cannot be written"):
-        score(rows, broken)
-    assert made.stat().st_mtime_ns == before
 
 
 def test_folders_and_options_of_csv_files_are_those_of_data_tables(scene: Scene) -> None:
@@ -341,12 +328,27 @@ def test_no_message_and_no_watermark_holds_the_connection(
     assert "s3cr" not in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_another_query_or_the_targets_own_rows_are_refused(scene: Scene) -> None:
+@pytest.mark.parametrize("secret", ["s3cr%20et", "s3cr+et", "s3cr et"])
+def test_a_password_among_the_options_of_a_uri_is_removed_from_messages(secret: str) -> None:
+    uri = f"postgresql://host/payments?user=ann&password={secret.replace(' ', '%20')}&sslmode=require"
+    for text in (uri, f"password {secret} is wrong", "s3cr et"):
+        assert "s3cr" not in _without_secrets(f"cannot connect: {text}", uri)
+
+
+def test_another_query_or_the_targets_own_rows_are_refused(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows, out = scene.sql, scene.results["sql"]
     rows.add(arrived(0, ROWS))
     done = score(rows, out)
     assert done is not None
     assert "sqlite:///" not in done.dump().decode()
+    (scene.folder / "other").touch()
+    monkeypatch.setenv("OTHER_DATABASE", f"sqlite:///{scene.folder}/other")
+    other = Sql("env:OTHER_DATABASE", "payments")
+    other.add(arrived(ROWS, ROWS))
+    with pytest.raises(ScoringRefused, match="the scores of another table or query"):
+        score(other, out)
     with pytest.raises(ScoringRefused, match="the scores of another table or query"):
         score({**rows.entry, "sql": "select * from payments where row > 3"}, out)
     inside = Files(scene.folder / "rows" / "scored")
