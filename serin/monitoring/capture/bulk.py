@@ -1,7 +1,7 @@
 """Records rows that were scored in bulk, like requests: the same columns, masks and limits, and lots by id.
 
 About a thousand rows are one request, whose id is made of the run, the piece of the input and the place in it. All rows
-of a run have one time: a table has an order of its own, so its first rows say nothing about drift without its last.
+of a run have one time: a table may be sorted, so its first rows say nothing about drift without its last.
 """
 
 from __future__ import annotations
