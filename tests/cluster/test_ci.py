@@ -277,7 +277,9 @@ class _Prefect:
         user, _, password = LOGIN.partition(":")
         url, login = f"{self._senders.url}/{path}", (user, password)
         with self._senders.cluster.network["c"].inside():
-            return httpx.post(url, json=body, auth=login, timeout=30, trust_env=False).json()
+            answer = httpx.post(url, json=body, auth=login, timeout=30, trust_env=False)
+            assert answer.is_success, f"{path}: {answer.status_code} {answer.text}"
+            return answer.json()
 
 
 def test_the_comment_has_the_live_version_and_a_worse_or_aborted_one_ends_with_1(
