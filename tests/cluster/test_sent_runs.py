@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from serin.formats.bundle import read_manifest
-from serin.store.file_systems import file_system
 from serin.store.open import open_objects
 from serin.store.store import Store
 from tests.cluster.hosts_cluster import three_hosts
@@ -101,8 +100,8 @@ def _every_form_works(senders: Senders, reference: str) -> None:
     spec["data"]["tables"] = {"parcels": pushed["tables"]["parcels.parquet"]}
     url = f"{senders.cluster.store['SERIN_STORE']}/specs/plain.yaml"
     with senders.cluster.network["store"].inside():
-        system, path = file_system(url)
-        system.pipe_file(path, yaml.safe_dump(spec).encode())
+        objects = open_objects(senders.cluster.store["SERIN_STORE"])
+        objects.put("specs/plain.yaml", yaml.safe_dump(spec).encode())
     senders.write("a", "plain.yaml", yaml.safe_dump(spec))
     for form in (url, spec, str(senders.disks["a"] / "plain.yaml"), reference):
         assert "Completed" in senders.deployment(form)
