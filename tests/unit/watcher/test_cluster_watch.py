@@ -312,7 +312,7 @@ FOOTER = b"PAR1" + b"x" * 50 + (40).to_bytes(4, "little") + b"PAR1"
 def test_a_request_that_cannot_be_done_holds_up_none_of_another_model(
     store: FolderObjects, tmp_path: Path, what: str, arguments: dict[str, object]
 ) -> None:
-    """Whoever may write requests for one model must not stop those of others."""
+    """Requests to the watcher about one model must not stop those of others."""
     state, content = tmp_path / "led", arguments.pop("content", None)
     for model in ("fraud-eu", "payments"):
         AlertBook(state).fire(replace(ALERT, key=f"{model}/disk", model=model), NOW)
