@@ -70,10 +70,7 @@ ACTIONS: Final[dict[Kind, Action]] = {
     "rollback": Action("Roll back", _ROLL_BACK, running=False, drastic=True, choice="Return to"),
     "retire": Action("Retire", _RETIRE, running=False, drastic=True),
 }
-_APPROVES: Final = (
-    "approve",
-    "promote",
-)  # they give traffic: to the rollout that was seen, and to no other one
+_APPROVES: Final = ("approve", "promote")  # they give traffic, to the rollout that was seen and to no other
 ON_ALERTS: Final = {"acknowledge": "alerts ack", "silence": "alerts silence"}
 
 

@@ -399,9 +399,8 @@ def _wait(
                 if wanted.collect(held):
                     return
                 wanted.ask(asked, waiter)
-            elif (
-                wanted.taken or wanted.asked
-            ):  # another one is the head now: it must not wait for what is ours
+            elif wanted.taken or wanted.asked:
+                # Another one is the head now: it must not wait for what is ours.
                 asked.close()
                 held.close()
                 wanted.asked.clear()

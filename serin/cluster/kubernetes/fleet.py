@@ -204,9 +204,7 @@ logger = logging.getLogger(__name__)
 
 _RESTARTED: Final = "serin.dev/restarted"
 _FRESH_S: Final = 0.4  # within one tick of the controller the cluster is read once
-_GONE_S: Final = (
-    90.0  # for pods of a release that is started again right after it was stopped: see release.yaml
-)
+_GONE_S: Final = 90.0  # for pods of a release that starts again right after it was stopped: see release.yaml
 _LOOK_AGAIN_S: Final = 60.0  # how often autoscalers are looked at while no rollout runs
 _LOOK_S: Final = 0.2
 
