@@ -15,14 +15,16 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from serin.errors import BundleBroken
 from serin.machine.durable import begin_sync
 from serin.machine.typed_json import checked
-from serin.store.file_digests import Each, TreeDigest
+from serin.store.file_digests import digest_of
 
-FORMAT, VERSION = "serin.shard", 2
+FORMAT, VERSION = "serin.shard", 3
 PART_ROWS = 2**20
+_DIGESTED_ROWS = 2**16  # copied at once, where not all columns are digested
 HEADER = "header.json"
 _FILES = (("num.f32", "<f4"), ("cat.i32", "<i4"), ("target.f32", "<f4"), ("rows.i64", "<i8"))
 
@@ -167,25 +169,22 @@ def seal_part(
     numeric: Sequence[str],
     categorical: Sequence[str],
     approximate: Sequence[str] = (),
-    *,
-    each: Each = map,
 ) -> str:
-    """Writes the header of a part of a split of `rows` rows; the part's digest: a tree over its four files in
-    order (store/file_digests.py).
+    """Writes the header of a part of a split of `rows` rows; the part's digest, over those of its four files
+    in order.
 
-    Columns named in `approximate` may differ in their last bit between machines: the digest leaves them out. `each`:
-    see `TreeDigest.add_file`.
+    Columns named in `approximate` may differ in their last bit between machines: the digest leaves them out.
     """
     count = min(PART_ROWS, rows - index * PART_ROWS)
     folder = part_folder(split, index)
-    digest = TreeDigest()
-    size = sum((folder / name).stat().st_size for name, _ in _FILES)
+    digest = blake3(f"{FORMAT} {VERSION}\n".encode())
     for name, dtype in _FILES:
         if name == "num.f32" and approximate:
-            _digest_columns(digest, _map(folder / name, dtype, (count, len(numeric))), numeric, approximate)
+            num = _map(folder / name, dtype, (count, len(numeric)))
+            digest.update(_digest_of_columns(num, numeric, approximate))
             continue
-        with (folder / name).open("rb") as content:
-            digest.add_file(content.fileno(), expected_bytes=size, each=each)
+        with (folder / name).open("rb", buffering=0) as content:
+            digest.update(digest_of(content))
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -245,13 +244,13 @@ def _map(file: Path, dtype: str, shape: Sequence[int]) -> Array:
     return np.memmap(file, dtype=dtype, mode="r", shape=tuple(shape))
 
 
-def _digest_columns(
-    digest: TreeDigest, num: Array, numeric: Sequence[str], approximate: Sequence[str]
-) -> None:
+def _digest_of_columns(num: Array, numeric: Sequence[str], approximate: Sequence[str]) -> bytes:
+    """Of the columns that are equal everywhere."""
     exact = [place for place, name in enumerate(numeric) if name not in approximate]
-    for start in range(0, len(num), 2**16):  # rows of 4-byte numbers: whole pieces of the tree
-        digest.update(np.ascontiguousarray(num[start : start + 2**16, exact]).tobytes())
-    digest.end()
+    digest = blake3()
+    for start in range(0, len(num), _DIGESTED_ROWS):
+        digest.update(num[start : start + _DIGESTED_ROWS, exact].tobytes())
+    return digest.digest()
 
 
 def write_at(descriptor: int, array: Array, offset: int) -> None:

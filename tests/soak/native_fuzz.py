@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serin.machine.native.compiler import machine_compiler
+from serin.serving.native.compiler import machine_compiler
 from serin.serving.native.onnx_backend import NATIVE, Split, native_settings
 from serin.serving.triton.installation import find_triton
 from tests.e2e.test_onnx_backend import choking_graph

@@ -54,22 +54,20 @@ class PartSeals:
             for file in part_files(split, index):
                 syncs.add(file)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
-        self._blocks = ThreadPoolExecutor(threads, thread_name_prefix="hash")  # of the files of all parts
         self._sealed = [self._threads.submit(self._seal, *part) for part in parts]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for threads in (self._threads, self._blocks):
-            threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def digests(self) -> list[str]:
         """One per part, in order, when all headers are written."""
         return [sealed.result() for sealed in self._sealed]
 
     def _seal(self, split: Path, index: int, rows: int) -> str:
-        digest = seal_part(split, index, rows, *self._names, each=self._blocks.map)
+        digest = seal_part(split, index, rows, *self._names)
         folder = part_folder(split, index)
         self._syncs.add(folder / HEADER, folder)  # the folder: the names of all its files
         return digest

@@ -10,20 +10,45 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.machine.native.compiler import Compiler, machine_compiler
+from serin.machine import environment
 
 logger = logging.getLogger(__name__)
 
 PACKAGE = "ziglang==0.17.0"
+_ON_PATH = ("c++", "g++", "clang++")
 
 # nodelete: ziglang's start-up files, unlike gcc's, do not run a library's exit handlers when it is unloaded. They would
 # run at the end of the process, when its code is gone: Envoy crashed.
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,nodelete")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler. `cache`: where ziglang stores the C++ runtime, which it compiles at first use (1.5 minutes, 84
+    MB)."""
+
+    command: tuple[str, ...]
+    cache: Path | None = None
+
+    def variables(self) -> dict[str, str]:
+        if self.cache is None:
+            return environment.child_environment()
+        places = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(self.cache))
+        return environment.child_environment(**places)
+
+
+def machine_compiler() -> Compiler | None:
+    """Returns the first C++ compiler on PATH."""
+    found = (shutil.which(name, path=environment.search_path()) for name in _ON_PATH)
+    path = next((path for path in found if path), None)
+    return Compiler((path,)) if path else None
 
 
 def packaged_compiler(folder: Path) -> Compiler | None:

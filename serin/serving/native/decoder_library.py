@@ -9,8 +9,7 @@ import ctypes
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.machine.native.compiler import Compiler
-from serin.serving.native.compiler import build_library, build_mark
+from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 _SOURCES = Path(__file__).parent / "sources"
 SOURCE = _SOURCES / "recorder" / "decode.cc"

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from serin.machine.native.compiler import Compiler
-from serin.serving.native.compiler import build_library, build_mark
+from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 SOURCE = Path(__file__).parent / "sources" / "grpc_cancel_guard.cc"
 

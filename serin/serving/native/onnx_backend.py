@@ -16,8 +16,7 @@ from typing import Literal
 from serin.errors import TritonInstallFailed
 from serin.formats.schema import DType, OutputTensor, Schema
 from serin.machine.environment import application_folder
-from serin.machine.native.compiler import Compiler
-from serin.serving.native.compiler import build_mark, compile_library
+from serin.serving.native.compiler import Compiler, build_mark, compile_library
 
 NATIVE = "serin_onnx"  # its name among Triton's backends
 SETTINGS = "native.txt"

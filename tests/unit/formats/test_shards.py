@@ -3,10 +3,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from serin.errors import BundleBroken
 from serin.formats import shards
 from serin.formats.shards import Rows, read_split, seal_part, write_rows
+from serin.store import file_digests
+from serin.store.file_digests import digest_of
 from tests.fakes.datasets import ShardWriter
 
 
@@ -88,3 +91,41 @@ def test_parts_of_another_version_are_refused(tmp_path: Path) -> None:
     header.write_text(json.dumps({**json.loads(header.read_text()), "version": 0}))
     with pytest.raises(BundleBroken, match=r"not a serin\.shard document of version"):
         read_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 1000, 1017])
+def test_a_file_has_the_digest_of_its_bytes_however_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(file_digests, "_BLOCK_BYTES", 100)
+    content = np.random.default_rng(size).bytes(size)
+    (tmp_path / "file").write_bytes(content)
+    with (tmp_path / "file").open("rb", buffering=0) as stream:
+        assert digest_of(stream) == blake3(content).digest()
+
+
+def test_a_part_has_another_digest_when_bytes_move_to_its_next_file(tmp_path: Path) -> None:
+    """The four files one after the other would be the same bytes."""
+    rows = some_rows(4)
+    write_rows(tmp_path / "one", 0, rows)
+    floats = rows.cat.view(np.float32)
+    write_rows(tmp_path / "two", 0, Rows(
+        num=np.concatenate([rows.num.reshape(-1), floats.reshape(-1)]).reshape(4, 5),
+        cat=np.empty((4, 0), np.int32), target=rows.target, rows=rows.rows,
+    ))  # fmt: skip
+    assert seal_part(tmp_path / "one", 0, 4, "abc", "xy") != seal_part(tmp_path / "two", 0, 4, "abcxy", "")
+
+
+@pytest.mark.parametrize("file", ["num.f32", "cat.i32", "target.f32", "rows.i64"])
+@pytest.mark.parametrize("approximate", [(), ("b",)])
+def test_every_bit_of_a_part_counts_but_those_of_approximate_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, approximate: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(shards, "_DIGESTED_ROWS", 4)
+    write_rows(tmp_path, 0, some_rows(10))
+    path = tmp_path / "part-00000" / file
+    content, before = path.read_bytes(), seal_part(tmp_path, 0, 10, "abc", "xy", approximate)
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        left_out = file == "num.f32" and "abc"[at // 4 % 3] in approximate
+        assert (seal_part(tmp_path, 0, 10, "abc", "xy", approximate) == before) is left_out

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from serin.errors import TritonInstallFailed
-from serin.machine.native.compiler import machine_compiler
+from serin.serving.native.compiler import machine_compiler
 from serin.serving.native.request_filter import SOURCES
 
 SANITIZED = ("-std=c++17", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

@@ -18,11 +18,10 @@ from serin.formats.bundle import read_golden, verify_bundle
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema
 from serin.formats.shards import read_split
 from serin.formats.trained import write_trained
-from serin.machine.native.compiler import Compiler
 from serin.models.trees import column_types, joined
 from serin.scoring.session import open_session
 from serin.serving.native import compiler, onnx_backend
-from serin.serving.native.compiler import obtain_compiler
+from serin.serving.native.compiler import Compiler, obtain_compiler
 from serin.serving.native.onnx_backend import NATIVE
 from serin.serving.triton.backends import Server
 from serin.serving.triton.installation import TritonInstall, cuda_folders, why_no_cuda

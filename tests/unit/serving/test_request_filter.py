@@ -11,8 +11,8 @@ import pytest
 from hpack import Decoder
 
 from serin.errors import TritonInstallFailed
-from serin.machine.native.compiler import machine_compiler
 from serin.serving.native import request_filter
+from serin.serving.native.compiler import machine_compiler
 from serin.serving.native.grpc_cancel_guard import (
     build_cancel_guard,
     cancel_guard_path,

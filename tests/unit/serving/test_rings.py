@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serin.machine.native.compiler import machine_compiler
 from serin.serving.envoy.rings import ring_settings
+from serin.serving.native.compiler import machine_compiler
 from serin.serving.native.request_filter import SOURCES
 
 MIB = 1 << 20

@@ -361,7 +361,6 @@ def test_it_was_decided_of_everything_in_a_home_whether_it_is_backed_up() -> Non
     elsewhere = {
         ".receivers.lock",
         ".start",
-        "sha256_lanes.cpp",
         "peers.json",
         "prefect.db.new",
         "template.db",
