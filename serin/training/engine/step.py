@@ -22,7 +22,6 @@ from serin.training.parallel.parallelize import Parallelized
 from serin.training.parallel.ranks import Ranks
 
 _WARM_UPS = 3
-_WARM_UPS_WITH_OTHERS = 11  # DDP observes the first ten and then sorts its buckets
 _MEASURED_STEPS = 20
 WORTH_IT = 1.02  # speed-up over eager that is required, else the simpler way is used
 _RATES = 1024  # learning rates copied to the device at a time
@@ -92,7 +91,7 @@ class CapturedStep:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS_WITH_OTHERS if step.world.group else _WARM_UPS):
+            for _ in range(_WARM_UPS):
                 step(self._place)
             self.updates.clear()
         torch.cuda.current_stream().wait_stream(side)

@@ -1,5 +1,5 @@
 """The loss of a step, the mean over its rows, weighted by class where the spec says so; and what is done to its
-gradients before the update, all on the device: unscaling, finiteness check, clipping.
+gradients before the update, all on the device: mean over the ranks, unscaling, finiteness check, clipping.
 
 Ranks may have the same gradients or shards of them (DTensors): a norm is over all of them.
 """
@@ -20,7 +20,57 @@ from serin.training.parallel.ranks import Ranks
 
 _FIRST_SCALE = 2.0**16
 _STEPS_UNTIL_DOUBLED = 1000
+_BUCKET_BYTES = 2**28  # of gradients that are averaged in one message
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class GradientMean:
+    """Averages the gradients of ranks that each hold the whole network, after the backward pass.
+
+    The places of gradients in a message never change, so neither does the order in which gloo adds them: a resumed run
+    ends with the same weights.
+    """
+
+    def __init__(self, network: nn.Module, world: Ranks) -> None:
+        self._weights = {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
+        self._world = world
+        self._used: set[str] = set()
+        self._buckets: list[list[nn.Parameter]] = []
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        if not self._buckets:
+            self._agree()
+        late = [name for name in self._weights.keys() - self._used if self._weights[name].grad is not None]
+        if late:  # other ranks do not know
+            raise RuntimeError(
+                f"{min(late)} has a gradient that it did not have in the first step; with several processes every step"
+                " must use the same weights"
+            )
+        for bucket in self._buckets:
+            found = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
+            together = torch.cat([gradient.reshape(-1) for gradient in found])
+            if self._world.through_host:  # gloo knows no mean
+                dist.all_reduce(together)
+                together.div_(self._world.size)
+            else:
+                dist.all_reduce(together, op=dist.ReduceOp.AVG)
+            pieces = torch.split(together, [weight.numel() for weight in bucket])
+            for weight, piece in zip(bucket, pieces, strict=True):
+                weight.grad = piece.view_as(weight)
+
+    def _agree(self) -> None:
+        """Finds the weights that the first step has used on any rank, and divides them into messages."""
+        flags = self._world.agree([int(weight.grad is not None) for weight in self._weights.values()])
+        used = [name for name, flag in zip(self._weights, flags, strict=True) if flag]
+        size, kind = 0, None
+        for weight in (self._weights[name] for name in used):
+            size += weight.nbytes
+            if not self._buckets or size > _BUCKET_BYTES or weight.dtype != kind:
+                self._buckets.append([])
+                size, kind = weight.nbytes, weight.dtype
+            self._buckets[-1].append(weight)
+        self._used = set(used)
 
 
 class LossScale:

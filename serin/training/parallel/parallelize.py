@@ -1,26 +1,24 @@
-"""Parallelizes a network over the ranks: alone, DDP, FSDP2 or tensor parallel.
+"""Parallelizes a network over the ranks: alone, replicas (`ddp`), FSDP2 or tensor parallel.
 
-DDP and FSDP ranks each take their share of a step's rows. With tensor parallel all ranks work on the same rows, each
-with its part of every layer.
+Replicas and FSDP ranks each take their share of a step's rows. With tensor parallel all ranks work on the same rows,
+each with its part of every layer.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from serin.models.table import Cut, Divisible
 from serin.spec.training import Strategy
 from serin.training.data.tables import Batch
-from serin.training.parallel.gradients import Loss, LossScale
+from serin.training.parallel.gradients import GradientMean, Loss, LossScale
 from serin.training.parallel.ranks import Ranks
 
 Computing = Callable[[], AbstractContextManager[object]]
@@ -33,6 +31,7 @@ class Parallelized:
         self.network, self.strategy, self.world = network, strategy, world
         self.rows = world if strategy in ("ddp", "fsdp") else world.apart()
         self._forward: Callable[[Tensor, Tensor], Tensor] = _placed(network, strategy, world)
+        self._mean = GradientMean(network, world) if world.group and strategy == "ddp" else None
 
     def learn(
         self, pieces: Sequence[Batch], loss: Loss, computing: Computing, scale: LossScale | None
@@ -40,13 +39,17 @@ class Parallelized:
         """Runs forward and backward over pieces of equal size; leaves the gradients of their mean loss, which it
         returns."""
         total: Tensor | None = None
+        sync = getattr(self._forward, "set_requires_gradient_sync", None)  # FSDP's
         for number, piece in enumerate(pieces):
-            with self._shared_at_the_last(number + 1 == len(pieces)):
-                with computing():
-                    found = loss(self._forward(piece.num, piece.cat), piece.target)
-                    found = found / len(pieces) if len(pieces) > 1 else found
-                torch.autograd.backward(found if scale is None else found * scale.factor)
+            if sync is not None:  # over the ranks once, not for every piece
+                sync(number + 1 == len(pieces))
+            with computing():
+                found = loss(self._forward(piece.num, piece.cat), piece.target)
+                found = found / len(pieces) if len(pieces) > 1 else found
+            torch.autograd.backward(found if scale is None else found * scale.factor)
             total = found.detach() if total is None else total + found.detach()
+        if self._mean is not None:
+            self._mean()
         assert total is not None
         return total
 
@@ -55,15 +58,6 @@ class Parallelized:
         made = copy(self)
         made._forward = torch.compile(self._forward)  # noqa: SLF001
         return made
-
-    def _shared_at_the_last(self, last: bool) -> AbstractContextManager[object]:
-        """Averages gradients over the ranks once, not for every piece."""
-        sync = getattr(self._forward, "set_requires_gradient_sync", None)  # FSDP's
-        if sync is not None:
-            sync(last)
-        if last or not isinstance(self._forward, DistributedDataParallel):
-            return nullcontext()
-        return self._forward.no_sync()
 
 
 def _placed(network: nn.Module, strategy: Strategy, world: Ranks) -> nn.Module:
@@ -76,46 +70,15 @@ def _placed(network: nn.Module, strategy: Strategy, world: Ranks) -> nn.Module:
         case "tensor":
             return _cut(network, world)
         case _:
-            return _averaged(network.to(world.device), world)
+            return _replicated(network.to(world.device), world)
 
 
-def _averaged(network: nn.Module, world: Ranks) -> nn.Module:
-    gpu = world.device.type == "cuda"
-    # For a step that is to be captured, DDP must be created on another stream than the default one.
-    side = torch.cuda.Stream() if gpu else None  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings(), torch.cuda.stream(side) if side else nullcontext():
-        # Deprecated in torch 2.13 for a name that 2.11 does not have. buffers.py merges buffers, not DDP.
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        wrapped = DistributedDataParallel(
-            network,
-            device_ids=[world.device] if gpu else None,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
-        )
-    if side:
-        torch.cuda.current_stream().wait_stream(side)
-    if not gpu and world.size > 2:  # of two, the order has no effect
-        # torch refuses a hook whose annotations are not its own types
-        wrapped.register_comm_hook(world.size, lambda ranks, bucket: _mean_in_order(ranks, bucket))  # noqa: PLW0108
-    return wrapped
-
-
-def _mean_in_order(ranks: int, bucket: Any) -> torch.futures.Future[Tensor]:
-    """Adds gradients in the order of ranks. gloo's all-reduce adds in an order that depends on a gradient's place in
-    its bucket, which differs after a resume: the weights would differ in their last bits."""
-    mine: Tensor = bucket.buffer()
-    pieces = [torch.empty_like(mine) for _ in range(ranks)]
-    work = dist.all_gather(pieces, mine, async_op=True)
-    assert work is not None
-
-    def mean(_: object) -> Tensor:
-        total = pieces[0]
-        for piece in pieces[1:]:
-            total.add_(piece)
-        return mine.copy_(total.div_(ranks))
-
-    future: torch.futures.Future[Tensor] = work.get_future().then(mean)
-    return future
+def _replicated(network: nn.Module, world: Ranks) -> nn.Module:
+    """All ranks begin with the first one's values."""
+    if world.size > 1:
+        for tensor in (*network.parameters(), *network.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+    return network
 
 
 def _sharded(network: nn.Module, world: Ranks) -> nn.Module:

@@ -101,6 +101,40 @@ def train_several(jobs: dict[str, str], folder: Path) -> None:
             worker.train(job, folder / name, world, lambda: False)
 
 
+def average_gradients(folder: Path, bucket_bytes: int) -> None:
+    """One rank of replicas that begin with different weights, some of which a step uses on some ranks only; writes down
+    its weights and its gradients, and what is said of one that is used too late."""
+    import torch
+    from safetensors.torch import save_file
+
+    from serin.training.parallel import gradients
+    from serin.training.parallel.parallelize import Parallelized
+    from serin.training.parallel.ranks import open_world
+
+    gradients._BUCKET_BYTES = bucket_bytes
+    with open_world(gpu=False) as world:
+        torch.manual_seed(world.rank)
+        names = ("all", "one", "wide", "none", "last")
+        network = torch.nn.ModuleDict({name: torch.nn.Linear(3, 2) for name in names})
+        network["wide"].double()
+        mean = Parallelized(network, "ddp", world)._mean
+        assert mean is not None
+        used = {0: ("all", "one", "wide", "last"), 1: ("all", "wide"), 2: ("all",)}
+        for name in used[world.rank]:
+            for weight in network[name].parameters():
+                weight.grad = torch.full_like(weight, world.rank + 1.0)
+        mean()
+        found = {
+            f"{name}.grad": each.grad for name, each in network.named_parameters() if each.grad is not None
+        }
+        save_file({**network.state_dict(), **found}, folder / f"rank-{world.rank}.safetensors")
+        network["none"].bias.grad = torch.ones(2)
+        try:
+            mean()
+        except RuntimeError as error:
+            (folder / f"rank-{world.rank}.txt").write_text(str(error))
+
+
 def meet(settings: dict[str, str], folder: Path) -> None:
     """One rank that meets the others as `settings` say, and writes down at which addresses it listens."""
     import psutil

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from serin.errors import Preempted, SpecError
 from serin.formats.weights import read_weights
@@ -35,7 +36,7 @@ from tests.unit.training.parallel_cases import (
     train,
     train_all,
 )
-from tests.unit.training.ranks import run_ranks, train_several
+from tests.unit.training.ranks import average_gradients, run_ranks, train_several
 from tests.unit.training.runs import choices
 
 THREE = Hosts(least=1, begin=3, most=3)
@@ -231,3 +232,21 @@ def test_out_of_memory_of_several_ranks_is_resumed_with_smaller_parts(
     frugal = job(tmp_path, dataset, 1, {"module": "Net"}, batch_rows=100)
     assert train(frugal, tmp_path / "whole") == [0]
     assert difference(tmp_path / "run", tmp_path / "whole") < TOLERANCE
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 2**28])
+def test_replicas_begin_alike_and_average_what_a_step_has_used_on_any_of_them(
+    bucket_bytes: int, tmp_path: Path
+) -> None:
+    """Rank 0 uses all layers but `none`, rank 1 `all` and `wide`, rank 2 `all` alone."""
+    assert run_ranks(3, average_gradients, tmp_path, bucket_bytes) == [0, 0, 0]
+    first, *others = (load_file(tmp_path / f"rank-{rank}.safetensors") for rank in range(3))
+    for other in others:
+        assert first.keys() == other.keys()
+        assert all(torch.equal(first[name], other[name]) for name in first)
+    for name, mean in {"all": 2.0, "one": 1 / 3, "wide": 1.0, "last": 1 / 3}.items():
+        assert first[f"{name}.weight.grad"].flatten().tolist() == pytest.approx([mean] * 6)
+    assert "none.weight.grad" not in first
+    for rank in range(3):
+        said = (tmp_path / f"rank-{rank}.txt").read_text()
+        assert said.startswith("none.bias has a gradient that it did not have in the first step")

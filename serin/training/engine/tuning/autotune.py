@@ -259,7 +259,7 @@ def choose_strategy(
 ) -> tuple[Strategy, str]:
     """Returns (strategy, reason). Raises ValueError, with the reason, for one that is impossible.
 
-    `by_row`: large tables are updated row by row, which only DDP supports, whose ranks have whole tables.
+    `by_row`: large tables are updated row by row, which only replicas (`ddp`) support, whose ranks have whole tables.
     """
     if weight.ranks == 1:
         return "ddp", "one process"
