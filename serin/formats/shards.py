@@ -26,7 +26,7 @@ FORMAT, VERSION = "serin.shard", 3
 PART_ROWS = 2**20
 _DIGESTED_ROWS = 2**16  # copied at once, where not all columns are digested
 HEADER = "header.json"
-_FILES = (("num.f32", "<f4"), ("cat.i32", "<i4"), ("target.f32", "<f4"), ("rows.i64", "<i8"))
+FILES = {"num.f32": "<f4", "cat.i32": "<i4", "target.f32": "<f4", "rows.i64": "<i8"}
 
 Array = npt.NDArray[Any]
 
@@ -86,7 +86,7 @@ def part_folder(split: Path, index: int) -> Path:
 
 def part_files(split: Path, index: int) -> list[Path]:
     """The files with a part's rows."""
-    return [part_folder(split, index) / name for name, _ in _FILES]
+    return [part_folder(split, index) / name for name in FILES]
 
 
 def part_paths(dataset: Path) -> Iterator[Path]:
@@ -132,7 +132,7 @@ class RowWriter:
             folder = part_folder(self._split, part)
             folder.mkdir(parents=True, exist_ok=True)
             how = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-            self._open[part] = tuple(os.open(folder / name, how, 0o644) for name, _ in _FILES)
+            self._open[part] = tuple(os.open(folder / name, how, 0o644) for name in FILES)
         return self._open[part]
 
 
@@ -141,7 +141,7 @@ def place_rows(split: Path, start: int, rows: Rows) -> Iterator[tuple[Path, Arra
     for part, offset, piece in _by_part(start, rows):
         folder = part_folder(split, part)
         folder.mkdir(parents=True, exist_ok=True)
-        for (name, _), (array, width) in zip(_FILES, _arrays(piece), strict=True):
+        for name, (array, width) in zip(FILES, _arrays(piece), strict=True):
             yield folder / name, array, offset * width
 
 
@@ -157,9 +157,27 @@ def _by_part(start: int, rows: Rows) -> Iterator[tuple[int, int, Rows]]:
 
 def _arrays(rows: Rows) -> Iterator[tuple[Array, int]]:
     """The arrays in the order of the files, each with the bytes of a row."""
-    for (_, dtype), array in zip(_FILES, (rows.num, rows.cat, rows.target, rows.rows), strict=True):
+    for dtype, array in zip(FILES.values(), (rows.num, rows.cat, rows.target, rows.rows), strict=True):
         width = (array.shape[1] if array.ndim == 2 else 1) * np.dtype(dtype).itemsize
         yield array.astype(dtype, copy=False), width
+
+
+def digest_part_file(
+    split: Path, index: int, name: str, numeric: Sequence[str], approximate: Sequence[str] = ()
+) -> bytes:
+    """The digest of one of a part's files. Columns named in `approximate` may differ in their last bit between
+    machines: it leaves them out."""
+    file = part_folder(split, index) / name
+    if name != "num.f32" or not approximate:
+        with file.open("rb", buffering=0) as content:
+            return digest_of(content)
+    width = len(numeric)
+    num = _map(file, "<f4", (file.stat().st_size // (4 * width), width))
+    exact = [place for place, column in enumerate(numeric) if column not in approximate]
+    digest = blake3()
+    for start in range(0, len(num), _DIGESTED_ROWS):
+        digest.update(num[start : start + _DIGESTED_ROWS, exact].tobytes())
+    return digest.digest()
 
 
 def seal_part(
@@ -169,22 +187,17 @@ def seal_part(
     numeric: Sequence[str],
     categorical: Sequence[str],
     approximate: Sequence[str] = (),
+    digests: Sequence[bytes] | None = None,
 ) -> str:
-    """Writes the header of a part of a split of `rows` rows; the part's digest, over those of its four files
-    in order.
+    """Writes the header of a part of a split of `rows` rows; the part's digest, over those of its files.
 
-    Columns named in `approximate` may differ in their last bit between machines: the digest leaves them out.
+    `digests`: what `digest_part_file` gave for each of FILES, where threads have computed it.
     """
     count = min(PART_ROWS, rows - index * PART_ROWS)
     folder = part_folder(split, index)
-    digest = blake3(f"{FORMAT} {VERSION}\n".encode())
-    for name, dtype in _FILES:
-        if name == "num.f32" and approximate:
-            num = _map(folder / name, dtype, (count, len(numeric)))
-            digest.update(_digest_of_columns(num, numeric, approximate))
-            continue
-        with (folder / name).open("rb", buffering=0) as content:
-            digest.update(digest_of(content))
+    if digests is None:
+        digests = [digest_part_file(split, index, name, numeric, approximate) for name in FILES]
+    digest = blake3(f"{FORMAT} {VERSION}\n".encode() + b"".join(digests)).hexdigest()
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -195,15 +208,15 @@ def seal_part(
         "files": {
             name: {"dtype": dtype, "shape": shape}
             for (name, dtype), shape in zip(
-                _FILES,
+                FILES.items(),
                 ([count, len(numeric)], [count, len(categorical)], _target_shape(folder, count), [count]),
                 strict=True,
             )
         },
-        "digest": digest.hexdigest(),
+        "digest": digest,
     }
     (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
-    return digest.hexdigest()
+    return digest
 
 
 def _target_shape(folder: Path, count: int) -> list[int]:
@@ -228,7 +241,7 @@ def read_split(path: Path | str, split: str) -> SplitArrays:
 def _read_part(folder: Path) -> Rows:
     try:
         header = checked(json.loads((folder / HEADER).read_text(encoding="utf-8")), FORMAT, VERSION)
-        arrays = [_map(folder / name, dtype, header["files"][name]["shape"]) for name, dtype in _FILES]
+        arrays = [_map(folder / name, dtype, header["files"][name]["shape"]) for name, dtype in FILES.items()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleBroken(path=str(folder), reason=f"{type(error).__name__}: {error}") from error
     return Rows(num=arrays[0], cat=arrays[1], target=arrays[2], rows=arrays[3])
@@ -242,15 +255,6 @@ def _map(file: Path, dtype: str, shape: Sequence[int]) -> Array:
     if wanted == 0:  # an empty file cannot be mapped
         return np.empty(tuple(shape), dtype)
     return np.memmap(file, dtype=dtype, mode="r", shape=tuple(shape))
-
-
-def _digest_of_columns(num: Array, numeric: Sequence[str], approximate: Sequence[str]) -> bytes:
-    """Of the columns that are equal everywhere."""
-    exact = [place for place, name in enumerate(numeric) if name not in approximate]
-    digest = blake3()
-    for start in range(0, len(num), _DIGESTED_ROWS):
-        digest.update(num[start : start + _DIGESTED_ROWS, exact].tobytes())
-    return digest.digest()
 
 
 def write_at(descriptor: int, array: Array, offset: int) -> None:

@@ -24,14 +24,14 @@ from serin.formats.dataset import (
     write_dataset,
 )
 from serin.formats.schema import DTYPE_OF_KIND, Kind
-from serin.formats.shards import HEADER, part_files, part_folder, seal_part
+from serin.formats.shards import FILES, HEADER, digest_part_file, part_files, part_folder, seal_part
 from serin.machine.documents import canonical
 from serin.machine.durable import Syncs
 
 
 class PartSeals:
-    """Computes digests and headers of all parts in the background until `digests` is called; `syncs` brings all files
-    of the parts to the disk. Use it as a context manager."""
+    """Computes digests of the files of all parts in the background until `digests` is called, which writes the headers;
+    `syncs` brings all files of the parts to the disk. Use it as a context manager."""
 
     def __init__(
         self,
@@ -45,16 +45,22 @@ class PartSeals:
         categorical = [output.name for output in plan.categorical]
         self._names = plan.numeric, categorical, list(plan.approximate)
         self._syncs = syncs
-        parts = [
+        self._parts = [
             (folder / name, index, split.rows)
             for name, split in splits.items()
             for index in range(split.parts)
         ]
-        for split, index, _ in parts:
+        for split, index, _ in self._parts:
             for file in part_files(split, index):
                 syncs.add(file)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="seal")
-        self._sealed = [self._threads.submit(self._seal, *part) for part in parts]
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="digest")
+        self._digests = {
+            (split, index, name): self._threads.submit(
+                digest_part_file, split, index, name, plan.numeric, list(plan.approximate)
+            )
+            for name in FILES  # the largest of all parts first
+            for split, index, _ in self._parts
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -64,10 +70,11 @@ class PartSeals:
 
     def digests(self) -> list[str]:
         """One per part, in order, when all headers are written."""
-        return [sealed.result() for sealed in self._sealed]
+        return [self._seal(*part) for part in self._parts]
 
     def _seal(self, split: Path, index: int, rows: int) -> str:
-        digest = seal_part(split, index, rows, *self._names)
+        digests = [self._digests[split, index, name].result() for name in FILES]
+        digest = seal_part(split, index, rows, *self._names, digests)
         folder = part_folder(split, index)
         self._syncs.add(folder / HEADER, folder)  # the folder: the names of all its files
         return digest

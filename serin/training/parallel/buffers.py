@@ -2,8 +2,8 @@
 
 Ranks that divide a step's rows each change their own copy. At the end of an epoch, before scoring and saving, all ranks
 get the same values: the mean of floats, the maximum of integers, and a flag that is set if one rank has set it. Rows
-are divided at random, so the mean of the ranks' running means and variances estimates those of all rows. The rule of torch's DDP
-(rank 0's copy for all) would ignore the rows of the other ranks.
+are divided at random, so the mean of the ranks' running means and variances estimates those of all rows. The first
+rank's copy for all would ignore the rows of the other ranks.
 
 A checkpoint in the middle of an epoch must not change the run, whenever it is written: it stores the merged values, for
 any other number of ranks, and those of each rank, for the same number.
