@@ -221,15 +221,10 @@ def describe(
     )
 
 
-def content_mark(said: Mapping[str, Any]) -> str:
-    """Versions and digests of the content; else the time of its last change with its size, when that time is past:
-    within its second a file can change again, and look the same. A weak ETag promises too little by itself."""
-    mark, is_settled = _mark(said)
-    return mark if is_settled else ""
-
-
 def _mark(said: Mapping[str, Any]) -> tuple[str, bool]:
-    """The mark, empty when there is nothing to make it of, and whether every later change gives another one."""
+    """Versions and digests of the content, else the time of its last change with its size; empty when there is none of
+    them. And whether every later change gives another mark: within the second of its time a file can change again and
+    look the same, and a weak ETag promises too little by itself."""
     given = {name: str(said[name]) for name in _OF_CONTENT if said.get(name)}
     strong = {name: value for name, value in given.items() if not value.startswith("W/")}
     if strong:
