@@ -299,11 +299,9 @@ def remove_model(name: ModelVersion, yes: Yes = False) -> None:
     what = f"version {going[0]}" if len(going) == 1 else f"all {len(going)} versions"
     confirm(f"Delete {what} of {model} from {store.url}, and the requests recorded of it?", yes=yes)
     going = delete_versions(store, home, model, version)
-    whole = not store.versions(model)
-    size = delete_records(home, model, going, whole=whole)
     for number in going:
         show(f"{model} version {number} is deleted")
-    if size:
+    if size := delete_records(home, model, going, whole=not store.versions(model)):
         show(f"{human_bytes(size)} of recorded requests are deleted")
 
 

@@ -9,7 +9,7 @@ import typer
 
 from serin.commands.arguments import Commands, ModelVersion, add_group, open_store
 from serin.commands.output import Json, say, show, show_json, show_table
-from serin.errors import BundleUntrusted, SpecError
+from serin.errors import BundleUntrusted, SpecError, StoreError
 from serin.machine import environment
 
 if TYPE_CHECKING:
@@ -98,7 +98,12 @@ def add(
     trust = _trust()
     found = trust.add(name, file)
     show(f"{name} is trusted ({str(found.fingerprint)[:16]})")
-    for release in _unsigned(open_store()):
+    try:
+        unsigned = _unsigned(open_store())
+    except StoreError as error:
+        say(f"not known whether the live versions are signed by a trusted key: {error}")
+        return
+    for release in unsigned:
         say(f"{release} is live and not signed by a trusted key: it will not be started again")
 
 

@@ -10,6 +10,7 @@ from tests.cluster.seaweedfs import BUCKET
 URL = f"s3://{BUCKET}/serin"
 ROLES_URL = f"{URL}-roles"
 PAGE = ROOT / "docs" / "how-to" / "dev-to-production.md"
+ROLES_PAGE = ROOT / "docs" / "how-to" / "roles.md"
 ACTIONS = {"s3:GetObject": "Read", "s3:PutObject": "Write", "s3:ListBucket": "List"}
 
 
@@ -43,16 +44,26 @@ def writing_rights(who: str) -> list[str]:
     return [f"Read:{BUCKET}", f"List:{BUCKET}", *(f"Write:{BUCKET}/serin/{prefix}*" for prefix in prefixes)]
 
 
-def role_rights(role: str) -> list[str]:
-    """The rows of docs/how-to/roles.md for the role view or release of fraud-*."""
-    text = (ROOT / "docs" / "how-to" / "roles.md").read_text(encoding="utf-8")
-    rights = {"read": "Read"} | ({"write as release": "Write"} if role == "release" else {})
+def role_rights(who: str) -> list[str]:
+    """The rows of docs/how-to/roles.md for the role view or release of fraud-*, or for release with the right to run
+    stages."""
+    rows = {"read": ("Read",)}
+    if who != "view":
+        rows["write as release"] = ("Write",)
+    if who == "stages":
+        rows["read and write to run stages"] = "Read", "Write"
     return [f"List:{BUCKET}"] + [
         f"{right}:{BUCKET}/{ROLES_URL.rpartition('/')[2]}/{key.rstrip('*')}*"
-        for name, right in rights.items()
-        for row in re.findall(rf"^\| {name} \| (.+) \|$", text, re.MULTILINE)
-        for key in re.findall(r"`([^`]+)`", row)
+        for name, rights in rows.items()
+        for key in words_of(name)
+        for right in rights
     ]
+
+
+def words_of(row: str) -> list[str]:
+    """What a row of a table in docs/how-to/roles.md lists, which is the one that begins so."""
+    (found,) = re.findall(rf"^\| {re.escape(row)} \| (.+) \|$", ROLES_PAGE.read_text(), re.MULTILINE)
+    return re.findall(r"`([^`]+)`", found)
 
 
 IDENTITIES = {

@@ -33,10 +33,17 @@ def write_table(path: Path, rows: int, *, seed: int = 7) -> None:
     pq.write_table(pa.table(columns), path, row_group_size=max(1, rows // 8))
 
 
-def write_spec(folder: Path, *, training: Mapping[str, object] = {}, etl: Mapping[str, object] = {}) -> Path:
+def write_spec(
+    folder: Path,
+    *,
+    name: str = "parcels",
+    training: Mapping[str, object] = {},
+    etl: Mapping[str, object] = {},
+    search: Mapping[str, object] = {},
+) -> Path:
     """pipeline.yaml beside data.parquet."""
     spec = {
-        "name": "parcels",
+        "name": name,
         "data": {
             "tables": {"parcels": "data.parquet"},
             "target": {"expression": "late", "task": "binary"},
@@ -49,6 +56,7 @@ def write_spec(folder: Path, *, training: Mapping[str, object] = {}, etl: Mappin
         "model": {"kind": "mlp", "hidden": [16, 8]},
         "training": {"epochs": 2, "batch_rows": 120, "precision": "fp32", "execution": "eager", **training},
         "etl": dict(etl),
+        "search": dict(search),
     }
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in spec.items() if value}, sort_keys=False))

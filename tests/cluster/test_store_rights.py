@@ -1,7 +1,9 @@
 """What the credentials of CI and of roles may do in a store, with the policies of the docs on a real S3 server
 (SeaweedFS)."""
 
+import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -12,15 +14,20 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from jwt.algorithms import RSAAlgorithm
 from typer.testing import CliRunner
 
 from serin.cli import app
 from serin.cluster.shared_keys import SharedKeys
 from serin.errors import StoreError
+from serin.formats.cluster.host_report import PREFIX as HOSTS
+from serin.formats.cluster.host_report import WorkerReport
 from serin.formats.cluster.leader import KEY
 from serin.formats.serving.journal import DecisionCache
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.alerts.book import AlertBook
+from serin.pipeline.tables import list_tables, push_tables
 from serin.rollout.decide.plan import Plan
 from serin.rollout.decide.state import Phase, Rollout
 from serin.rollout.run.commands import Answer, Command, Inbox
@@ -30,21 +37,27 @@ from serin.rollout.run.record import rollout2decision
 from serin.serving.envoy.keys import KeyFile
 from serin.spec.roles import ACTS, ROLES, Role
 from serin.store.artifacts import Release
+from serin.store.mirror import Mirror
 from serin.store.objects import Objects
 from serin.store.open import open_objects
+from serin.store.packages import REFERENCE, manifest_of, publish_package
 from serin.store.store import Store
+from serin.watcher.cluster_state import FOLDERS, PREFIX
 from serin.watcher.cluster_watch import RequestsDuty
 from tests.architecture.sources import ROOT
-from tests.cluster.documented_rights import ROLES_URL, URL, ci_rights, role_rights
-from tests.cluster.seaweedfs import running_seaweedfs
+from tests.cluster.documented_rights import ROLES_URL, URL, ci_rights, role_rights, words_of
+from tests.cluster.seaweedfs import BUCKET, running_seaweedfs
+from tests.cluster.small_pipeline import write_spec, write_table
+from tests.fakes.experiments import leave_training
 from tests.fakes.live_quality import spec
 from tests.fakes.sharing_hosts import SharingHost
 from tests.fakes.sharing_hosts import rows as recorded
+from tests.kit.acts import ENDS, MODELS, NEAR, OF_AN_ACCOUNT, OTHER, OWN, STORED, WRITTEN
 from tests.kit.commands import serin
 from tests.kit.recorded_parts import write_part
 from tests.kit.threads import beside
 from tests.kit.waiting import until
-from tests.unit.export.small_dataset import make_trained, planes, spec_for
+from tests.unit.export.small_dataset import flights, make_trained, planes, spec_for
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL
 
@@ -62,12 +75,18 @@ FORBIDDEN = [
 ]
 
 
+RIGHTS = {
+    "ci": ci_rights(),
+    "reader": [f"Read:{BUCKET}", f"List:{BUCKET}"],
+    "nobody": [],
+    **{who: role_rights(who) for who in ("view", "release", "stages")},
+}
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("seaweedfs") / "server"
-    with running_seaweedfs(
-        folder, others={"ci": ci_rights(), **{role: role_rights(role) for role in ("view", "release")}}
-    ) as variables:
+    with running_seaweedfs(folder, others=RIGHTS) as variables:
         yield variables
 
 
@@ -116,33 +135,12 @@ def test_ci_writes_nothing_that_is_served_or_decides(as_ci: str, key: str) -> No
 
 
 T = TypeVar("T")
-OWN, NEAR, OTHER = "fraud-eu", "fraudulent", "payments"
-TRIED = {  # the acts that go through the store, and how each is asked for; {1} is a folder
-    "rollout status": ["{}"],
-    "models show": ["{}:1"],
-    "rollout start": ["{}:2", "--no-follow"],
-    "rollout pause": ["{}"],
-    "rollout resume": ["{}"],
-    "rollout approve": ["{}"],
-    "rollout promote": ["{}"],
-    "rollout abort": ["{}"],
-    "rollout rollback": ["{}:1", "--no-follow"],
-    "lookups refresh": ["{}", "--no-follow"],
-    "retire": ["{}", "--yes"],
-    "labels add": ["{}:1", "{1}/labels.csv"],
-    "captures forget": ["{}", "--where", "passenger_id = 17", "--wait", "0s", "--yes"],
-    "alerts ack": ["{}/disk", "--note", "mine"],
-    "models sign": ["{}:1"],
-    "alerts silence": ["{}/*"],
-    "alerts receivers add": ["{}", "http://127.0.0.1:9/x"],
-    "keys create": ["{}"],
-    "trust policy": ["--check", "gate"],
-    "models remove": ["{}:2", "--yes"],
-}
 COMMANDS = {"lookups refresh": "start", "retire": "retire"} | {
-    act: act.split()[1] for act in TRIED if act.startswith("rollout") and ACTS[act] == "release"
+    act: act.split()[1] for act in STORED if act.startswith("rollout") and ACTS[act] == "release"
 }
-NOT_REFUSED = ("release", "models remove", OWN)  # by SeaweedFS, whose right to write contains that to remove
+READ_ALL, READ_MODEL, RUN_STAGES = (
+    words_of(f"the right to {what}") for what in ("read everything", "read the model", "run stages")
+)
 NEVER_TO_RELEASE = [
     *(f"rollouts/{box}/{OTHER}.1.json" for box in ("inbox", "approvals")),
     *(f"rollouts/{box}/{NEAR}.1.json" for box in ("inbox", "approvals")),
@@ -157,9 +155,10 @@ NEVER_TO_RELEASE = [
 class Leaders:
     """A controller that takes every command, and a watcher: both with all rights."""
 
-    def __init__(self, objects: Objects, state: Path) -> None:
+    def __init__(self, objects: Objects, watched: Mirror, state: Path) -> None:
         self.taken: list[tuple[str, str]] = []
-        self._inbox, self._watch = Inbox(objects), RequestsDuty(state, objects, lambda: None)
+        self.package, self.tables = "", ""
+        self._inbox, self._watch = Inbox(objects), RequestsDuty(state, objects, lambda: watched.push(1))
 
     def tick(self) -> None:
         for command in self._inbox.pending():
@@ -180,8 +179,8 @@ def export_with_lookup(store: Store, model: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaders]:
-    """Three models with a version that is live and another one, a recorded request and an alert each; and keys that all
-    hosts share."""
+    """Three models with a version that is live and two others, a recorded request and an alert each; keys that all
+    hosts share, a host that has reported, a package and tables."""
     folder = tmp_path_factory.mktemp("leaders")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (server | {"SERIN_STORE": ROLES_URL, "SERIN_HOME": str(folder / "home")}).items():
@@ -191,13 +190,16 @@ def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
         recorder = SharingHost(folder, ROLES_URL, "recorder")
         for model in (OWN, NEAR, OTHER):
             export_with_lookup(store, model, folder / model)
-            bundles.publish(store, bias=0.0, model=model, spec=spec("{capture: {share: 1}}"))
+            for bias in (0.0, 0.1):
+                bundles.publish(store, bias=bias, model=model, spec=spec("{capture: {share: 1}}"))
             release = pa.array([f"{model}-v1"])
             write_part(recorder.home, model, 1, recorded(17).append_column("_release", release))
         recorder.share()
         leadership = Leadership(objects, "one")
         leadership.step()
         assert leadership.term == 1
+        watched = Mirror(objects, PREFIX, folder / "state", FOLDERS)
+        watched.adopt(1)
         journals = StoreJournals(objects, leadership, 1, cache=DecisionCache(objects))
         for model in (OWN, NEAR, OTHER):
             live = Rollout(
@@ -208,7 +210,15 @@ def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
             about = {"kind": "capture", "severity": "ticket", "title": "t", "text": "x", "since": 1.0}
             AlertBook(folder / "state").fire(Alert(key=f"{model}/disk", model=model, **about), 2.0)
         SharedKeys(objects, KeyFile(path=folder / "keys.json")).change(lambda keys: keys.create("first"))
-        found, stop = Leaders(objects, folder / "state"), threading.Event()
+        watched.push(1)
+        report = WorkerReport(host="gone", pool="cpu", beat=1, t=1.0, cores=1, memory_bytes=1)
+        objects.put(f"{HOSTS}gone/worker-1.json", report.dump())
+        found, stop = Leaders(objects, watched, folder / "state"), threading.Event()
+        contents = {"spec.yaml": b"name: fraud"}
+        assert publish_package(store, contents)
+        found.package = f"{REFERENCE}{manifest_of(contents).digest}"
+        push_tables(folder / OWN / "dataset" / "lookups")
+        found.tables = list_tables()[0].digest
 
         def run() -> None:
             while not stop.wait(0.02):
@@ -219,10 +229,10 @@ def leaders(server: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 class Somebody:
-    """Another process with the credential of a role for fraud-*; who administers has all rights. In this one, which
-    reads its credentials again and again, are the leaders."""
+    """Another process with a credential of RIGHTS: of a role for fraud-*, or of another one; who administers has all
+    rights. In this one, which reads its credentials again and again, are the leaders."""
 
-    def __init__(self, role: Role, variables: Mapping[str, str], home: Path) -> None:
+    def __init__(self, role: str, variables: Mapping[str, str], home: Path) -> None:
         self.role = role
         key = {} if role == "administer" else {"AWS_ACCESS_KEY_ID": role}
         self._variables = {**variables, **key, "SERIN_STORE": ROLES_URL, "SERIN_HOME": str(home)}
@@ -239,10 +249,17 @@ def become(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def run_commands(commands: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
-    """The exit code of each command, and what it says."""
-    done = [CliRunner().invoke(app, words) for words in commands]
-    return [(each.exit_code, each.output + str(each.exception or "")) for each in done]
+def run_commands(
+    commands: Sequence[Sequence[str]], store: str, keys: Sequence[str] = ()
+) -> list[tuple[int, str]]:
+    """The exit code of each command, and what it says; then the same of writing each of these objects. `store`: of the
+    version that is copied."""
+    done = [
+        CliRunner().invoke(app, words, env={"SERIN_STORE": store} if "copy" in words else None)
+        for words in commands
+    ]
+    ended = [(each.exit_code, each.output + str(each.exception or "")) for each in done]
+    return ended + [(int(said != "written"), said) for said in refusals(keys).values()]
 
 
 def refusals(keys: Sequence[str]) -> dict[str, str]:
@@ -269,26 +286,95 @@ def somebody(
     return Somebody(getattr(request, "param", "release"), server, home)
 
 
-@pytest.mark.parametrize("somebody", ROLES, indirect=True)
-def test_each_cell_of_the_table_is_what_the_store_lets_a_command_do(
-    somebody: Somebody, leaders: Leaders, home: Path
-) -> None:
-    home.mkdir(exist_ok=True)
+@pytest.fixture
+def work(home: Path) -> Path:
+    """A home with the files that commands are given."""
+    home.mkdir()
     serin("trust", "create", str(home / "own.key"))
     (home / "labels.csv").write_text("_id,arr_delay\n17,20\n")
-    role = somebody.role
+    pq.write_table(flights(20), home / "rows.parquet")
+    KeyFile(path=home / "keys.json").create("first")
+    public = RSAAlgorithm.to_jwk(rsa.generate_private_key(65537, 2048).public_key(), as_dict=True)
+    (home / "jwks.json").write_text(
+        json.dumps({"keys": [{**public, "kid": "1", "alg": "RS256", "use": "sig"}]})
+    )
+    elsewhere = Store(str(home / "elsewhere"))
+    for model in MODELS:
+        (home / model).mkdir()
+        write_table(home / model / "data.parquet", 400)
+        search = {"trials": 1, "space": {"model.hidden": {"choice": [[4], [8]]}}}
+        write_spec(home / model, name=model, training={"epochs": 1}, search=search)
+        for bias in (0.0, 0.1, 0.2, 0.3):
+            copied = bundles.publish(elsewhere, bias=bias, model=model)
+    shutil.copytree(copied.path, home / "version")
+    return home
+
+
+def allows(who: str, act: str, model: str | None) -> bool:
+    """Whether the store lets a credential do it: what the table of roles says, but for what the page excepts."""
+    least = "view" if act in READ_MODEL else ACTS[act] or "view"
+    if who in ("administer", "reader"):
+        return who == "administer" or least == "view"
+    if act in READ_ALL or (act in RUN_STAGES and who != "stages"):
+        return False
+    role: Role = "view" if who == "view" else "release"
+    own = model == OWN or (act in RUN_STAGES and act != "export")
+    return own and ROLES.index(role) >= ROLES.index(least)
+
+
+def tried(who: str) -> list[str]:
+    """The acts that a credential tries: with those of no role only what they are for."""
+    if who == "reader":
+        return [act for act in STORED if ACTS[act] == "view"]
+    return [act for act in STORED if who != "stages" or act in RUN_STAGES]
+
+
+@pytest.mark.parametrize("somebody", ["view", "release", "reader", "stages", "administer"], indirect=True)
+def test_each_cell_of_the_table_is_what_the_store_lets_a_command_do(
+    somebody: Somebody, leaders: Leaders, work: Path
+) -> None:
+    who = somebody.role
+    (work / "tables").mkdir()
+    pq.write_table(flights(20), work / "tables" / f"{who}.parquet")
     cells = [
-        (act, model) for act in TRIED for model in (OWN, NEAR, OTHER) if (role, act, model) != NOT_REFUSED
+        (act, model)
+        for act in tried(who)
+        for model in (MODELS if any("{0}" in word for word in STORED[act]) else [None])
     ]
-    given = [[*act.split(), *(word.format(model, home) for word in TRIED[act])] for act, model in cells]
-    given = [[*words, "--key", str(home / "own.key")] if "sign" in words else words for words in given]
-    for (act, model), (code, said) in zip(cells, somebody(run_commands, given), strict=True):
-        may = ROLES.index(role) >= ROLES.index(ACTS[act] or "view")
-        may &= role == "administer" or model == OWN
-        assert (act, model, code) == (act, model, 0 if may else 1), said
-        assert may or "AccessDenied" in said, (act, model, said)
-    models = {"view": (), "release": (OWN,), "administer": (OWN, NEAR, OTHER)}[role]
-    assert leaders.taken == [(COMMANDS[act], model) for act in TRIED if act in COMMANDS for model in models]
+    rest = leaders.package, leaders.tables, ROLES_URL, 3 if who == "release" else 2
+    given = [[*act.split(), *(w.format(model, work, *rest) for w in STORED[act])] for act, model in cells]
+    written = [(act, model) for act in WRITTEN for model in MODELS if who in ("view", "release", "stages")]
+    keys = [WRITTEN[act].format(model) for act, model in written]
+    done = somebody(run_commands, given, str(work / "elsewhere"), keys)
+    wrong = []
+    for (act, model), (code, said) in zip([*cells, *written], done, strict=True):
+        if allows(who, act, model):
+            as_it_may = "AccessDenied" not in said and (ENDS[act] in said if act in ENDS else code == 0)
+        else:
+            as_it_may = "AccessDenied" in said and code == 1
+        if not as_it_may:
+            wrong.append(f"{act} {model}: {code}: {said}")
+    assert not wrong, "\n".join(wrong)
+    if who == "release":  # who may write in SeaweedFS may remove: what is refused is to delete records
+        assert f"{OWN} version 3 is deleted" in dict(zip(cells, done, strict=False))["models remove", OWN][1]
+    models = {"release": (OWN,), "administer": MODELS}.get(who, ())
+    assert leaders.taken == [(COMMANDS[act], model) for act in STORED if act in COMMANDS for model in models]
+
+
+@pytest.mark.parametrize("somebody", ["nobody"], indirect=True)
+def test_an_act_of_an_account_needs_no_right_in_the_store(somebody: Somebody, work: Path) -> None:
+    run = leave_training(work, model=OWN)
+    (work / "runs" / run / "progress.jsonl").unlink()  # the stand-in's lines are for experiments alone
+    given = [
+        [*act.split(), *(w.format(OWN, work, run) for w in words)] for act, words in OF_AN_ACCOUNT.items()
+    ]
+    done = zip(OF_AN_ACCOUNT, somebody(run_commands, given, ""), strict=True)
+    wrong = [
+        f"{act}: {code}: {said}"
+        for act, (code, said) in done
+        if not (ENDS[act] in said if act in ENDS else code == 0)
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_release_credential_writes_for_no_other_model_and_nothing_that_decides(somebody: Somebody) -> None:

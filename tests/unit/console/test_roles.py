@@ -36,15 +36,13 @@ from tests.fakes.gpus import pretend_gpus
 from tests.fakes.live_quality import spec
 from tests.fakes.prefect import FAILED_RUN, Server, prefect_at_work
 from tests.fakes.rollout import go_live
+from tests.kit.acts import MODELS, NEAR, OTHER, OWN, PATTERN, SHOWN
 from tests.kit.threads import beside
 from tests.unit.console.conftest import served
 from tests.unit.serving import bundles
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the provider
 
-OWN, NEAR, OTHER = "fraud-eu", "fraudulent", "payments"
-MODELS = (OWN, NEAR, OTHER)
-PATTERN = "fraud-*"
 PEOPLE: dict[str, Any] = {
     **{role: [f"fraud-{role}"] for role in ROLES},
     "text": "fraud-release",
@@ -252,15 +250,21 @@ def test_each_cell_of_the_table_is_what_the_console_does(scene: Scene, role: Rol
 @pytest.mark.parametrize("way", ["person", "key"])
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_opens_every_page_of_its_models_and_none_of_others(
-    scene: Scene, role: Role, way: str
+    scene: Scene, role: Role, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = scene.person(role) if way == "person" else scene.key(f"pages-{role}", role, PATTERN)
     for model, status in ((OWN, 200), (NEAR, 403), (OTHER, 403)):
+        with monkeypatch.context() as patch:
+            named = (200, [flow_run(f"owl-of-{model}", model)])
+            patch.setitem(scene.prefect.answers, "POST /flow_runs/filter", named)
+            assert client.get(f"/runs/owl-of-{model}").status_code == (200 if model == OWN else 404)
         paths = PAGES if model == OWN else REFUSED
         assert {path: client.get(path.format(model)).status_code for path in paths} == dict.fromkeys(
             paths, status
         )
-    assert {path: client.get(path).status_code for path in LISTS} == dict.fromkeys(LISTS, 200)
+    lists = {path: client.get(path) for path in LISTS}
+    assert {path: page.status_code for path, page in lists.items()} == dict.fromkeys(LISTS, 200)
+    assert [(path, name) for path, page in lists.items() for name in (NEAR, OTHER) if name in page.text] == []
 
 
 PAGES = [view.path.replace("{model}", "{}") for view in VIEWS if "{model}" in view.path]
@@ -274,8 +278,10 @@ LISTS = [view.path for view in VIEWS if "{" not in view.path]
 
 
 def test_each_view_is_of_a_model_or_of_a_run_or_a_list() -> None:
-    """So that these tests open every one that there is."""
+    """So that these tests open every one that there is, and the page on roles names what they show."""
     assert len(PAGES) + len(OF_RUNS) + len(LISTS) == len(VIEWS)
+    assert SHOWN.keys() == {view.path for view in VIEWS}
+    assert {ACTS[act] for acts in SHOWN.values() for act in acts} == {"view"}
 
 
 def test_a_person_sees_their_models_and_no_name_of_another(scene: Scene) -> None:

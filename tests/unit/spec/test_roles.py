@@ -8,8 +8,11 @@ from pydantic import ValidationError
 from typer.main import get_command
 
 from serin.cli import app
+from serin.console.actions import ACTIONS, ON_ALERTS
+from serin.console.state import act_of
 from serin.spec.roles import ACTS, NOTHING, ROLES, Access, Grant
 from tests.architecture.sources import ROOT
+from tests.kit.acts import NOT_TRIED, OF_AN_ACCOUNT, SHOWN, STORED, WRITTEN
 
 PAGE = ROOT / "docs" / "how-to" / "roles.md"
 
@@ -37,17 +40,22 @@ def test_the_page_has_the_table_of_the_code() -> None:
     assert listed == ACTS
 
 
-def test_the_page_says_which_acts_are_tried_and_what_enforces_them() -> None:
-    from serin.console.actions import ACTIONS, ON_ALERTS
-    from serin.console.state import act_of
-    from tests.cluster.test_store_rights import TRIED
-
-    text = PAGE.read_text(encoding="utf-8").partition("### What enforces the table")[2]
-    rows = re.findall(r"^\| the (console|rules)[^|]+ \| (.+) \|$", text, re.MULTILINE)
-    assert {by: re.findall(r"`([^`]+)`", acts) for by, acts in rows} == {
-        "console": [*map(act_of, ACTIONS), *ON_ALERTS.values()],
-        "rules": list(TRIED),
+def test_each_act_is_tried_or_named_and_the_page_says_where() -> None:
+    shown = {act for acts in SHOWN.values() for act in acts}
+    tried = {
+        "the console, with a form": {*map(act_of, ACTIONS), *ON_ALERTS.values()},
+        "the console, with a page": shown,
+        "the rules of a shared store, for the command": {*STORED},
+        "the rules of a shared store, for what the command writes": {*WRITTEN},
+        "the account on the machine, or at the Prefect server": {*OF_AN_ACCOUNT},
+        "the account on the machine, not tried": {*NOT_TRIED},
     }
+    text = PAGE.read_text(encoding="utf-8").partition("### What enforces the table")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (the [^|]+) \| (.+) \|$", text, re.MULTILINE)
+    assert {by: re.findall(r"`([^`]+)`", acts) for by, acts in rows} == {
+        by: sorted(acts) for by, acts in tried.items()
+    }
+    assert {act for acts in tried.values() for act in acts} == ACTS.keys()
 
 
 @pytest.mark.parametrize(
