@@ -487,8 +487,8 @@ class NotFound(StoreError):
 
 class StoreNotWritable(StoreError):
     template = (
-        "cannot write to {path}: {reason}; free space or choose another place with SERIN_HOME or SERIN_STORE. "
-        "Nothing was published."
+        "cannot write to {path}: {reason}; check the space there and your right to write, or choose another place with "
+        "SERIN_HOME or SERIN_STORE. Nothing was published."
     )
 
 
