@@ -43,9 +43,8 @@ class AgentProcesses:
         self._instances: dict[tuple[str, str], int] = {}  # by release and host
         self._restarts: dict[str, int] = {}  # by release: restarts that were seen
         self._away: dict[str, float] = {}  # hosts that were silent: when that was seen last
-        self._joining: set[tuple[str, str]] = (
-            set()
-        )  # releases on hosts that took another's place, until ready
+        # Releases on hosts that took another's place, until they are ready.
+        self._joining: set[tuple[str, str]] = set()
 
     def start(self, release: Release) -> None:
         """Places the release. Raises ReleaseNotReady when no host reports, or a host could not start it."""

@@ -388,9 +388,8 @@ class Store:
             while True:
                 found = self._files.read(key)
                 content = change(None if found is None else found.content)
-                with suppress(
-                    ObjectExists, ObjectChanged
-                ):  # another one was faster: what it wrote is changed
+                # Another one was faster: what it wrote is changed.
+                with suppress(ObjectExists, ObjectChanged):
                     if found is None:
                         self._files.create(key, content)
                     elif found.content != content:

@@ -54,12 +54,8 @@ _SHARE: Final = 0.05  # of the time that uploading everything may take
 _LEAST_S: Final = 2.0
 _ANSWERS_S: Final = 600.0
 _OWN_ID: Final = re.compile(r"[0-9]{8}T[0-9A-Za-z-]{1,56}")  # no model's name begins so
-_UNFIT: Final = (
-    *UNFIT,
-    OverflowError,
-    sqlite3.IntegrityError,
-    sqlite3.ProgrammingError,
-)  # what bad requests raise
+# What bad requests raise.
+_UNFIT: Final = (*UNFIT, OverflowError, sqlite3.IntegrityError, sqlite3.ProgrammingError)
 _HOUR: Final = "%Y-%m-%dT%H"
 
 

@@ -18,9 +18,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 Action = Literal["nothing", "start", "verify", "stop"]
 
-_DEAD_S: Final = (
-    10.0  # it may be busy, or the supervisor may be restarting it: killing it then makes it worse
-)
+_DEAD_S: Final = 10.0  # it may be busy or about to be restarted: killing it then makes it worse
 _DRAIN_S: Final = 60.0  # or as long as a request may take
 
 
@@ -71,9 +69,8 @@ def next_action(
         return "nothing"
     dead_for = t - memory.ready_at if memory.ready_at is not None else _DEAD_S
     if seen.state == "absent" or dead_for >= _DEAD_S:
-        memory.started.failed(
-            t
-        )  # even if it starts: a process that dies at once must not be restarted in a loop
+        # Even if it starts: a process that dies at once must not be restarted in a loop.
+        memory.started.failed(t)
         return "start"
     return "nothing"
 
@@ -85,9 +82,8 @@ def _leave(memory: Memory, seen: Seen, *, unrouted: bool, longest_request_s: flo
     if memory.leaving_since is None:
         memory.leaving_since = t
     patience_s = max(_DRAIN_S, longest_request_s)
-    drained = (
-        seen.active_requests == 0 and t > memory.leaving_since
-    )  # not in the moment in which routes changed
+    # Not in the moment in which routes changed.
+    drained = seen.active_requests == 0 and t > memory.leaving_since
     return "stop" if drained or t - memory.leaving_since > patience_s else "nothing"
 
 

@@ -36,13 +36,8 @@ _MOST_COMPARED: Final = 8
 _MOST_SETTINGS: Final = 6
 _SURE: Final = 1.96  # standard errors on each side of a 95% interval
 _SILENT_S: Final = 600.0
-_METRICS: Final = (
-    "auc",
-    "logloss",
-    "rmse",
-    "accuracy",
-    "average_precision",
-)  # the first that is there is shown
+# The first that is there is shown.
+_METRICS: Final = ("auc", "logloss", "rmse", "accuracy", "average_precision")
 _COLOURS: Final = ("blue", "orange", "good", "purple", "sky", "olive", "rose", "grey")
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "", "7 3", "2 3", "9 3 2 3")
 
