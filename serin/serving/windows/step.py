@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ from serin.errors import EventRefused, StateUnavailable
 from serin.formats.windows import WindowPlan
 from serin.serving.windows.pushed import read_pushed
 from serin.serving.windows.requests import Request, read_grpc, read_http
+from serin.serving.windows.server import Answer
 from serin.windows.events import OnlineWindows
 from serin.windows.ring import RingUnreadable
 from serin.windows.state import State
@@ -42,15 +42,6 @@ _OWNERS: Final = ("/history", "/forget")
 """Of the owner of the stack: the gateway has no route to them. They bring the plan, which need not be served."""
 _REFUSALS: Final = (EventRefused, StateUnavailable, RingUnreadable)
 MOST_BYTES: Final = 2 << 20  # that a client may send: JSON is read whole while other requests wait
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer: `json_bytes` of a body with binary tensors behind its JSON."""
-
-    status: int
-    body: bytes
-    json_bytes: int | None = None
 
 
 class Step:
