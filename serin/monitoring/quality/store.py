@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +30,7 @@ import pyarrow.parquet as pq
 
 from serin.errors import StoreNotWritable
 from serin.formats.captures import open_part
-from serin.machine.durable import make_private, sync, write_whole
+from serin.machine.durable import make_private, replacing, sync, write_whole
 from serin.machine.locks import locked
 from serin.monitoring.quality.keys import ID, ROW, TIME, Key
 from serin.spec.names import valid_model_name
@@ -222,15 +221,10 @@ def _meta(key: Key, expression: str, digest: str) -> dict[bytes, bytes]:
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes a Parquet file completely or not at all, for its owner alone; durable once this returns."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
+    with replacing(path) as scratch:
+        scratch.touch(mode=0o600, exist_ok=False)
+        pq.write_table(table, scratch, compression="zstd")
         sync(scratch)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
     sync(path.parent)
 
 
