@@ -25,7 +25,6 @@ from serin.commands.output import (
     Json,
     confirm,
     counted,
-    human_bytes,
     say,
     show,
     show_json,
@@ -35,6 +34,7 @@ from serin.commands.output import (
 )
 from serin.errors import SpecError, StoreUnreachable
 from serin.machine import environment
+from serin.machine.hardware import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
