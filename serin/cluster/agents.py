@@ -203,7 +203,7 @@ def place(model: str, hosts: Iterable[str], replicas: int | None) -> tuple[str, 
     Hosts are chosen by rendezvous hashing of the model's name: all releases of a model are on the same hosts, and a
     host that comes or goes moves no other. So arms that are compared run on the same machines.
     """
-    ranked = sorted(hosts, key=lambda host: _rank(model, host))
+    ranked = sorted(hosts, key=lambda host: hashlib.sha256(f"{model}\0{host}".encode()).digest())
     return tuple(sorted(ranked if replicas is None else ranked[:replicas]))
 
 
@@ -218,7 +218,3 @@ def extend(
     there.update(wanted[:room])
     gone = [host for host in now if host in lost]
     return tuple(sorted([*there, *(gone if replicas is None else gone[: max(replicas - len(there), 0)])]))
-
-
-def _rank(model: str, host: str) -> bytes:
-    return hashlib.sha256(f"{model}\0{host}".encode()).digest()

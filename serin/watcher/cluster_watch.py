@@ -119,11 +119,6 @@ class ClusterWatch(Duty):
             led.pop().close()
 
 
-def led_home(home: Path) -> Path:
-    """The home of the leader's duties."""
-    return home / "cluster-watch"
-
-
 class Led:
     """One term of this process: begins with what the store has."""
 
@@ -131,7 +126,7 @@ class Led:
         self, home: Path, objects: Objects, leadership: Leadership, term: int, make: MakeDuties
     ) -> None:
         self.term, self._home, self._leadership = term, home, leadership
-        self.state = make_private(led_home(home))
+        self.state = make_private(home / "cluster-watch")  # the home of the leader's duties
         self.records = FollowedRecords()
         self._mirror = Mirror(objects, PREFIX, self.state, FOLDERS)
         self._mirror.adopt(term)
@@ -197,7 +192,8 @@ class HostReport:
         hours = [hour for hour in hours_counted(self._home) if hour >= max(self._since, now - _KEPT_S)]
         for hour in hours:
             minutes = tuple(minutes_of(self._home, hour, hour + _HOUR_S))
-            self._put(f"history/{_name(hour)}", HostHour(minutes=minutes).dump(), again=False)
+            name = f"history/{datetime.fromtimestamp(hour, UTC):{_HOUR}}.json"
+            self._put(name, HostHour(minutes=minutes).dump(), again=False)
         self._since = max([self._since, *(hour for hour in hours if hour < now - _LATE_S)])
 
     def _put(self, name: str, content: bytes, *, again: bool = True) -> None:
@@ -320,10 +316,6 @@ class RequestsDuty(Duty):
         self._objects.remove(key)
         if request is not None and request.what == "add_labels":
             self._objects.remove(request.labels)
-
-
-def _name(hour: int) -> str:
-    return f"{datetime.fromtimestamp(hour, UTC):{_HOUR}}.json"
 
 
 def _began(name: str) -> float:

@@ -34,9 +34,6 @@ class Memory:
     verify_at: float = 0.0  # not earlier
     verified: dict[int, str] = field(default_factory=dict)  # by process: "" or the problem
 
-    def result_of(self, instance: int | None) -> str | None:
-        return None if instance is None else self.verified.get(instance)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
@@ -91,7 +88,7 @@ def report(memory: Memory, seen: Seen) -> ReleaseReport:
     return ReleaseReport(
         state=seen.state,
         instance=seen.instance,
-        verified=memory.result_of(seen.instance),
+        verified=None if seen.instance is None else memory.verified.get(seen.instance),
         problem=memory.problem,
         active_requests=seen.active_requests,
     )

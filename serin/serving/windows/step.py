@@ -99,7 +99,9 @@ class Step:
                     row=0, reason=f"a request has at most {MOST_BYTES >> 20} MiB; send fewer rows"
                 )
             if pushed and headers.get(":method") == "GET":
-                return Answer(200, json.dumps(_described(windows.plan)).encode())
+                # What clients send with an event, and what they do not send because it is added.
+                inputs = [column.to_json() for column in windows.plan.inputs]
+                return Answer(200, json.dumps({"inputs": inputs, "adds": list(windows.plan.made)}).encode())
             if pushed:
                 return self._later(model, self._push(model, windows, body))
             return self._add_windows(model, windows, path, headers, body)
@@ -230,11 +232,6 @@ class Step:
             plan = WindowPlan.load(path.read_bytes())
             self._known[model] = known = changed, OnlineWindows(model, plan, _Late(self._opened))
         return known[1]
-
-
-def _described(plan: WindowPlan) -> dict[str, Any]:
-    """What clients send with an event, and what they do not send because it is added."""
-    return {"inputs": [column.to_json() for column in plan.inputs], "adds": list(plan.made)}
 
 
 def _parts(rows: Mapping[str, list[Any]]) -> Iterator[tuple[dict[str, list[Any]], slice]]:
