@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 
 from serin.machine import environment
 from serin.pipeline.stage import waits_before_work
-from serin.store.receipt import Receipt, read_receipt
+from serin.store.receipt import Receipt
 from serin.store.run_waits import note_waits
 from serin.store.stage_keys import notes
 from serin.store.waits import Wait, between
@@ -53,7 +53,7 @@ def _receipt_of(stage: str, run: str, *, since: float) -> Receipt | None:
     files = [
         entry["receipt"] for entry in notes(home, run) if entry["stage"] == stage and entry.get("receipt")
     ]
-    receipt = read_receipt(home / files[0]) if files else None
+    receipt = Receipt.load_file(home / files[0]) if files else None
     return receipt if receipt is not None and receipt.started >= since else None
 
 

@@ -20,7 +20,7 @@ from benchmarks.etl.ours import spec_of
 from benchmarks.etl.string_table import write_string_table
 from benchmarks.orchestration.place import Place, stack_in
 from benchmarks.report import last_line
-from serin.store.receipt import Receipt, read_receipt
+from serin.store.receipt import Receipt
 
 RUNS = ("cold", "warm")
 STAGES = ("etl", "train", "export")
@@ -82,7 +82,7 @@ def show_run(place: Place, name: str, seconds: float) -> dict[str, float]:
 
 def _receipts(home: Path, stages: list[dict[str, Any]]) -> dict[str, Receipt]:
     found = {
-        stage["stage"]: read_receipt(home / stage["receipt"]) for stage in stages if stage.get("receipt")
+        stage["stage"]: Receipt.load_file(home / stage["receipt"]) for stage in stages if stage.get("receipt")
     }
     return {stage: receipt for stage, receipt in found.items() if receipt is not None}
 

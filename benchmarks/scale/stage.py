@@ -14,7 +14,7 @@ from typing import Any
 from serin.machine import environment
 from serin.pipeline.run_stage import run_etl, run_train
 from serin.spec.load import load_spec
-from serin.store.receipt import Receipt, read_receipt
+from serin.store.receipt import Receipt
 from serin.training.launch.machines import machines_told
 
 
@@ -36,7 +36,7 @@ def main(stage: str, spec: str, machines: str = "1") -> None:
 def _of_training() -> Receipt | None:
     """Returns the receipt of this host's training, if it says how fast that was. Hosts that train together name theirs
     by host and process."""
-    found = (read_receipt(path) for path in environment.home().rglob("receipt*.json"))
+    found = (Receipt.load_file(path) for path in environment.home().rglob("receipt*.json"))
     fast = [each for each in found if each is not None and each.stage == "train" and each.rows_per_s]
     return fast[0] if fast else None
 

@@ -315,16 +315,12 @@ def _affected(sources: Mapping[str, str], hidden: Mapping[str, str]) -> dict[str
     found: dict[str, str] = {}
     for name, source in sources.items():
         kind, _, expression = source.partition(": ")
-        keys = {key for key in hidden if _is_key(key, source)}
+        keys = {key for key in hidden if source.startswith("lookup in ") and source.endswith(f" by {key}")}
         reads = set(parse(expression).columns) if kind == "derived" else keys
         if through := sorted(reads & hidden.keys()):
             how = "derived from" if kind == "derived" else "looked up by"
             found[name] = f"{how} {', '.join(through)}, which was not recorded"
     return found
-
-
-def _is_key(name: str, source: str) -> bool:
-    return source.startswith("lookup in ") and source.endswith(f" by {name}")
 
 
 def _each_once(rows: pa.Table) -> pa.Table:

@@ -43,9 +43,8 @@ class AgentProcesses:
         self._instances: dict[tuple[str, str], int] = {}  # by release and host
         self._restarts: dict[str, int] = {}  # by release: restarts that were seen
         self._away: dict[str, float] = {}  # hosts that were silent: when that was seen last
-        self._joining: set[tuple[str, str]] = (
-            set()
-        )  # releases on hosts that took another's place, until ready
+        # Releases on hosts that took another's place, until they are ready.
+        self._joining: set[tuple[str, str]] = set()
 
     def start(self, release: Release) -> None:
         """Places the release. Raises ReleaseNotReady when no host reports, or a host could not start it."""
@@ -204,7 +203,7 @@ def place(model: str, hosts: Iterable[str], replicas: int | None) -> tuple[str, 
     Hosts are chosen by rendezvous hashing of the model's name: all releases of a model are on the same hosts, and a
     host that comes or goes moves no other. So arms that are compared run on the same machines.
     """
-    ranked = sorted(hosts, key=lambda host: _rank(model, host))
+    ranked = sorted(hosts, key=lambda host: hashlib.sha256(f"{model}\0{host}".encode()).digest())
     return tuple(sorted(ranked if replicas is None else ranked[:replicas]))
 
 
@@ -219,7 +218,3 @@ def extend(
     there.update(wanted[:room])
     gone = [host for host in now if host in lost]
     return tuple(sorted([*there, *(gone if replicas is None else gone[: max(replicas - len(there), 0)])]))
-
-
-def _rank(model: str, host: str) -> bytes:
-    return hashlib.sha256(f"{model}\0{host}".encode()).digest()

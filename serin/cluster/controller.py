@@ -275,12 +275,7 @@ class ClusterVersions:
 
     def __init__(self, versions: Store, leadership: Leads, term: int) -> None:
         self._versions, self._leadership, self._term = versions, leadership, term
-
-    def editions(self, model: str, version: int) -> Sequence[int]:
-        return self._versions.editions(model, version)
-
-    def aliased(self, model: str) -> Mapping[str, Release]:
-        return self._versions.aliased(model)
+        self.editions, self.aliased = versions.editions, versions.aliased
 
     def set_alias(self, model: str, alias: str, version: str | None) -> None:
         self._versions.set_alias(model, alias, version, check=lambda: self._leadership.check(self._term))

@@ -135,8 +135,7 @@ def stored_replicas(store: Store) -> Callable[[Release], int | None]:
     @functools.cache
     def replicas(release: Release) -> int | None:
         wanted = wanted_replicas(store.bundle(release.model, release.label))
-        return (
-            wanted.min if isinstance(wanted, ReplicaRange) else wanted
-        )  # check_replicas refuses a rollout of it
+        # check_replicas refuses a rollout of a range.
+        return wanted.min if isinstance(wanted, ReplicaRange) else wanted
 
     return replicas

@@ -25,7 +25,6 @@ from serin.commands.output import (
     Json,
     confirm,
     counted,
-    human_bytes,
     say,
     show,
     show_json,
@@ -35,6 +34,7 @@ from serin.commands.output import (
 )
 from serin.errors import SpecError, StoreUnreachable
 from serin.machine import environment
+from serin.machine.hardware import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -221,9 +221,8 @@ def _forget_here(home: Path, model: str, where: str, *, yes: bool, as_json: bool
     _say_what_stays(home, model, where, column_types(home, model))
     if not yes and (rows := forget_rows(home, model, where, remove=False).rows):
         confirm(f"Delete {counted(rows, 'recorded row')} of {model} and their labels?", yes=False)
-    found = forget_rows(
-        home, model, where, remove=True
-    )  # without rows, too: a deletion may have been interrupted
+    # Without rows, too: a deletion may have been interrupted.
+    found = forget_rows(home, model, where, remove=True)
     if as_json:
         show_json(dataclasses.asdict(found))
         return

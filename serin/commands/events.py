@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serin.commands.arguments import Commands, Model, ModelVersion, Yes, add_group, open_store
-from serin.commands.output import Json, confirm, counted, human_bytes, say, show, show_json, show_table
+from serin.commands.output import Json, confirm, counted, say, show, show_json, show_table
 from serin.machine import environment
+from serin.machine.hardware import human_bytes
 
 if TYPE_CHECKING:
     from serin.formats.windows import WindowPlan

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NOT_RUNNING = "no gateway is running here; the change applies from its next start"
+_OPEN = "no key is required: anyone who can reach the gateway's port gets answers"
 
 Name = Annotated[str, typer.Argument(help="Who uses the key, or its purpose.")]
 Provider = Annotated[str, typer.Argument(help="A short name of the provider.")]
@@ -104,7 +105,7 @@ def list_keys(as_json: Json = False) -> None:
     ]
     show_table(("name", "state", "models", "role", "made", "expires", "rate"), rows, empty="no keys yet")
     if not ring.required:
-        show("no key is required: anyone who can reach the gateway's port gets answers")
+        show(_OPEN)
 
 
 def remove(name: Name) -> None:
@@ -130,11 +131,7 @@ def require(
         )
     _change(lambda keys: keys.require(on))
     _publish()
-    show(
-        "a key is required"
-        if on
-        else "no key is required: anyone who can reach the gateway's port gets answers"
-    )
+    show("a key is required" if on else _OPEN)
 
 
 def share() -> None:

@@ -22,7 +22,6 @@ from serin.commands.arguments import (
 from serin.commands.output import (
     Json,
     confirm,
-    human_bytes,
     say,
     show,
     show_json,
@@ -32,6 +31,7 @@ from serin.commands.output import (
 )
 from serin.errors import SerinError, SpecError
 from serin.machine import environment
+from serin.machine.hardware import human_bytes
 from serin.spec.names import split_version
 from serin.store.artifacts import Release
 
@@ -169,7 +169,8 @@ def _lineage_lines(lineage: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {name:<8} {reason}"
         elif name != "edition":
             for line in value if name == "sources" else [value]:
-                yield f"  {name:<8} {_lineage(line)}"
+                # A source is a table, a path, a size and a time.
+                yield f"  {name:<8} {' '.join(map(str, line.values())) if isinstance(line, dict) else line}"
 
 
 def _edition_lines(store: Store, bundle: Bundle) -> Iterator[str]:
@@ -393,11 +394,6 @@ def gc(
     if rows:
         total = human_bytes(sum(entry.bytes for entry in found))
         show(f"{total} removed" if remove else f"{total} can be removed: add --remove")
-
-
-def _lineage(value: object) -> str:
-    """Returns a source as table, path, size and time; anything else unchanged."""
-    return " ".join(str(part) for part in value.values()) if isinstance(value, dict) else str(value)
 
 
 def _metrics(metrics: dict[str, float]) -> str:

@@ -71,14 +71,6 @@ def confirm(question: str, *, yes: bool) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def human_bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def when(seconds: float) -> str:
     """Returns a time in UTC, as the journals and reports have it."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

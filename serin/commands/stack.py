@@ -130,14 +130,19 @@ def status(as_json: Json = False) -> None:
     except StoreError as error:
         if found is None and not decides:
             raise  # what there is to show is in the store
+        from serin.stack.status import read_status
+
         say(f"hosts are not shown: {error}")
-        found = found or _of_stack(home, ask_store=False)
+        found = found or read_status(home, ask_store=False)
     else:
         from serin.cluster.host_list import read_hosts_if_reachable
+        from serin.cluster.status import read_cluster_status
+        from serin.stack.status import read_server_status, read_status
 
         hosts = read_hosts_if_reachable()
-        server = None if decides else _of_server(home)
-        found = found or (None if decides else _of_cluster(home)) or server or _of_stack(home, ask_store=True)
+        if not decides and environment.text("PREFECT_API_URL") is not None:
+            server = read_server_status(home)
+        found = found or (None if decides else read_cluster_status(home)) or server or read_status(home)
     if as_json:
         also = {"prefect": server.to_json()["prefect"]} if server else {}
         entries = [entry.to_json() for entry in hosts]
@@ -161,26 +166,6 @@ def _of_agent(home: Path) -> AgentStatus | None:
     from serin.cluster.agent.status import read_agent_status
 
     return read_agent_status(home)
-
-
-def _of_server(home: Path) -> ServerStatus | None:
-    if environment.text("PREFECT_API_URL") is None:
-        return None
-    from serin.stack.status import read_server_status
-
-    return read_server_status(home)
-
-
-def _of_cluster(home: Path) -> ClusterStatus | None:
-    from serin.cluster.status import read_cluster_status
-
-    return read_cluster_status(home)
-
-
-def _of_stack(home: Path, *, ask_store: bool) -> Status:
-    from serin.stack.status import read_status
-
-    return read_status(home, ask_store=ask_store)
 
 
 def deploy(

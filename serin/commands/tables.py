@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from serin.commands.arguments import Commands, Yes, add_group
-from serin.commands.output import Json, confirm, human_bytes, show, show_json, show_table, when
+from serin.commands.output import Json, confirm, show, show_json, show_table, when
+from serin.machine.hardware import human_bytes
 
 
 def register(app: typer.Typer) -> None:

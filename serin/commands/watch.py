@@ -354,7 +354,7 @@ def show_labels(model: Model, as_json: Json = False) -> None:
             f"{each.recorded:,}",
             f"{each.labelled:,}",
             _share(each.coverage),
-            *_delays(each.delay_s),
+            *map(_duration, each.delay_s or (None, None)),
         )
         for each in view.releases
     ]
@@ -445,11 +445,9 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def _delays(delay: tuple[float, float] | None) -> tuple[str, str]:
-    return ("-", "-") if delay is None else (_duration(delay[0]), _duration(delay[1]))
-
-
-def _duration(seconds: float) -> str:
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
     for size, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

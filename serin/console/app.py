@@ -242,11 +242,8 @@ def _handlers(console: Console) -> Mapping[Any, Any]:
         text = f"the console has no page {request.url.path}" if unnamed else error.detail
         return await problem(request, error.status_code, text)
 
-    async def unknown(request: Request, error: Exception) -> Response:
-        return await problem(request, 404, str(error))
-
     async def failed(request: Request, error: Exception) -> Response:
-        return await problem(request, 503, str(error))
+        return await problem(request, 404 if isinstance(error, NotFound | NameInvalid) else 503, str(error))
 
     async def unreadable(request: Request, error: Exception) -> Response:
         assert isinstance(error, OSError)
@@ -261,8 +258,6 @@ def _handlers(console: Console) -> Mapping[Any, Any]:
 
     return {
         HTTPException: refused,
-        NotFound: unknown,
-        NameInvalid: unknown,
         SerinError: failed,
         OSError: unreadable,
         Exception: unexpected,
@@ -341,17 +336,14 @@ def _grid(found: HistoryView, span: str) -> list[int]:
 def _coloured(found: HistoryView | None) -> list[tuple[SeriesHistory, str]]:
     """Returns the series with a colour each: an arm's own for its newest release, others for older ones."""
     spare, taken, coloured = iter(SERIES * 20), set[str](), []
-    for series in sorted(found.series if found else (), key=lambda each: -_last(each)):
+    series_of = found.series if found else ()
+    for series in sorted(series_of, key=lambda each: -max((point.t for point in each.points), default=0)):
         colour = _ARMS.get(series.arm, "")
         if not colour or colour in taken:
             colour = next(spare)
         taken.add(colour)
         coloured.append((series, colour))
     return sorted(coloured, key=lambda each: (each[0].release, each[0].arm))
-
-
-def _last(series: SeriesHistory) -> int:
-    return max((point.t for point in series.points), default=0)
 
 
 def _lines(

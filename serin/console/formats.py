@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
+from serin.machine.hardware import human_bytes
 from serin.reports.charts import number
 
 
@@ -67,13 +68,7 @@ def marked(text: str) -> Markup:
 
 
 def size(count: float | None) -> str:
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    return "-" if count is None else human_bytes(count)
 
 
 def short(run: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import socket
 import sys
-from pathlib import Path
 
 import uvicorn
 
@@ -15,6 +13,7 @@ from serin.host.standing import begin_beats, log_to_stdout, run_server
 from serin.host.state import read_stack
 from serin.host.wiring import console_socket
 from serin.machine import environment
+from serin.machine.ports import private_socket
 from serin.rollout.run.access import find_cluster
 
 log = logging.getLogger("serin.console.server")  # not __name__, which is __main__ here
@@ -47,17 +46,9 @@ def main() -> None:
     )
     if own:
         begin_beats(home)
-    gateway = [listen_to_gateway(console_socket(home))] if own else []
+    # At the second one only the stack's own gateway asks, for people on other machines (guard.py).
+    gateway = [private_socket(console_socket(home))] if own else []
     run_server(config, sockets=[config.bind_socket(), *gateway])
-
-
-def listen_to_gateway(path: Path) -> socket.socket:
-    """Returns a socket at which only the stack's own gateway asks, for people on other machines (guard.py)."""
-    path.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind(str(path))
-    path.chmod(0o600)
-    return listening
 
 
 if __name__ == "__main__":

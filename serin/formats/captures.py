@@ -44,7 +44,7 @@ METADATA: Mapping[str, pa.DataType] = {
     "_epoch": pa.int64(),
     "_status": pa.int32(),  # HTTP
     "_latency_ms": pa.float32(),
-    "_source": pa.string(),  # LIVE, BULK or batch; shadow in parts of an earlier Serin
+    "_source": pa.string(),  # LIVE, BULK or batch
 }
 LIVE, BULK = "live", "bulk"  # the sources that are traffic: what clients sent, what a schedule scored
 ANSWER: Final = "_answer_"

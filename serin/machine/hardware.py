@@ -26,6 +26,14 @@ def core_count() -> int:
     return min(len(os.sched_getaffinity(0)), given or os.cpu_count() or 1)
 
 
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A GPU. `id` is what CUDA_VISIBLE_DEVICES takes: the driver's UUID."""

@@ -1,5 +1,5 @@
-"""Finds free TCP ports. Only a hint: the first process to bind a port has it. Claims are safe against a second
-`serin up` that looks at the same moment."""
+"""Finds free TCP ports, and makes unix sockets. A free port is only a hint: the first process to bind it has it. Claims
+are safe against a second `serin up` that looks at the same moment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import ExitStack
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Self
 
 from serin.errors import PortTaken
@@ -19,6 +20,15 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def private_socket(path: Path) -> socket.socket:
+    """A unix socket that only the owner of this process can open."""
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.bind(str(path))
+    path.chmod(0o600)
+    return made
 
 
 def free_ports(count: int, *, but: Iterable[int] = ()) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON documents: pydantic checks what is read against the types of their fields. Opens no file."""
+"""Dataclasses as JSON documents: pydantic checks what is read against the types of their fields."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
@@ -61,6 +63,14 @@ class Document:
             return cls.from_json(json.loads(content))
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
+
+    @classmethod
+    def load_file(cls, path: Path) -> Self | None:
+        """The document in a file; None when there is none, or when it is damaged or of another form."""
+        try:
+            return cls.load(path.read_bytes())
+        except (OSError, ValueError):
+            return None
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:

@@ -67,7 +67,8 @@ class Elsewhere:
         """Returns the version of an address with these settings: the newest that it has, or the next one."""
         files = self._files(place)
         for version, folder in self._folders.items():
-            if _content(folder) == files:
+            there = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
+            if there == files:
                 return Release(model=self._model, version=version)
         from serin.export.publish import seal_bundle  # takes seconds to import
 
@@ -180,7 +181,3 @@ def _compared(document: Mapping[str, Any], name: str) -> tuple[object, ...]:
     hidden = capture.get("mask"), capture.get("drop")
     sections = document.get("data"), document.get("export"), document["model"]
     return monitoring.get(name) if name == "drift" else None, hidden, *sections
-
-
-def _content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}

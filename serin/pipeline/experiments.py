@@ -26,7 +26,7 @@ from serin.machine.locks import unused
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.objects import Files
-from serin.store.receipt import Receipt, read_receipt
+from serin.store.receipt import Receipt
 from serin.store.runs import model_of, run_lock, runs
 from serin.store.stage_results import keep_result, shared_objects
 from serin.store.store import Store
@@ -144,7 +144,7 @@ def _training(folder: Path) -> dict[str, Any]:
     if not result:
         status = read_status(folder)
         state, reason = (status.state, status.reason) if status else (_going(folder), "")
-    receipt = read_receipt(folder / "receipt.json")
+    receipt = Receipt.load_file(folder / "receipt.json")
     metrics = result.get("metrics") or (curve[-1].metrics if curve else {})
     return {
         "run": folder.name,

@@ -242,7 +242,8 @@ def _score(
     def watermark(parts: Parts, rows: int, before: int) -> bytes:
         if stop.is_set():
             raise StageStopped(stage="score")
-        schemas = [_columns(parts, number) for number in range(len(new.pieces))]
+        found = [parts.schema(number) for number in range(len(new.pieces))]
+        schemas = [{each.name: str(each.type) for each in schema} for schema in found]
         for piece, columns in zip(new.pieces, schemas, strict=True):
             _check_columns(piece.path, columns, known or schemas[0])
         check()
@@ -265,10 +266,6 @@ def _score(
         reason = f"{target.folder} cannot be written: {error}; nothing of this run is there"
         raise ScoringRefused(target=target.name, reason=reason) from error
     return done[0]
-
-
-def _columns(parts: Parts, number: int) -> dict[str, str]:
-    return {each.name: str(each.type) for each in parts.schema(number)}
 
 
 def _check_columns(path: str, columns: Mapping[str, str], known: Mapping[str, str]) -> None:

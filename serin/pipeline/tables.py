@@ -52,7 +52,8 @@ def push_tables(folder: Path) -> PushedTables:
             where=str(folder), problems=[("FOLDER", "is not a folder; name the one with the tables")]
         )
     listed = list_files(folder).files
-    linked = [name for name in listed if not _is_inside(folder, name)]
+    real = folder.resolve()
+    linked = [name for name in listed if not (folder / name).resolve().is_relative_to(real)]
     secret = [name for name in listed if looks_secret(name, folder / name, folder)]
     left_out = [name for name in listed if name in {*linked, *secret, MANIFEST}]
     manifest = PackageManifest(files={name: file for name, file in listed.items() if name not in left_out})
@@ -119,8 +120,3 @@ def _store(command: str) -> Store:
         problem = "is not set: the store in SERIN_HOME is on this machine alone; set it to the workers' store"
         raise SpecError(where=f"serin tables {command}", problems=[("SERIN_STORE", problem)])
     return Store.open()
-
-
-def _is_inside(folder: Path, name: str) -> bool:
-    """Whether no link leads out of the folder."""
-    return (folder / name).resolve().is_relative_to(folder.resolve())

@@ -19,7 +19,7 @@ from serin.spec.model import ModelSpec
 from serin.spec.names import Priority
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Checkpoint, Dataset
-from serin.store.receipt import read_receipt
+from serin.store.receipt import Receipt
 from serin.store.runs import name_model
 from serin.store.stage_keys import StageKey, remember
 from serin.store.stage_results import find_result, keep_result
@@ -66,7 +66,9 @@ def train_model(
         share_checkpoint(checkpoint)
         keep_result(call.home, "train", parts.digest, checkpoint)
         remember(call.home, name, parts)
-    return StageResult(value=checkpoint, ran=True, why=why, receipt=read_receipt(folder / "receipt.json"))
+    return StageResult(
+        value=checkpoint, ran=True, why=why, receipt=Receipt.load_file(folder / "receipt.json")
+    )
 
 
 def _train(
@@ -108,7 +110,7 @@ def _receipt_kept(call: StageCall, folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        paid = read_receipt(folder / "receipt.json")
+        paid = Receipt.load_file(folder / "receipt.json")
         keep_receipt(call.home, "train", folder.name, paid, resumed=True)
         costs = read_version_cost(call.home, "", {"training": folder.name}).receipts
         keep_experiment(folder, costs.get("train"))

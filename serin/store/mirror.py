@@ -121,7 +121,7 @@ def fetch(objects: Objects, prefix: str, folder: Path, *folders: str) -> Path:
 
 
 def _download(objects: Objects, prefix: str, folder: Path, folders: tuple[str, ...]) -> tuple[State, str]:
-    here = _here(folder)
+    here = State.load_file(folder / _HERE) or State()
     for trial in range(_TRIES):
         stored = objects.read(f"{prefix}/state.json")
         state = State() if stored is None else _loaded(stored.content, f"{objects.url}/{prefix}/state.json")
@@ -131,7 +131,8 @@ def _download(objects: Objects, prefix: str, folder: Path, folders: tuple[str, .
         if None in contents.values() and trial < _TRIES - 1:
             continue  # replaced since
         (make_private(folder) / _HERE).unlink(missing_ok=True)
-        for name in {name for name, _ in _files(folder, folders or tuple(_tops(folder)))} - wanted.keys():
+        tops = (path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        for name in {name for name, _ in _files(folder, folders or tuple(tops))} - wanted.keys():
             _remove(folder / name)
         for name, content in contents.items():
             if content is None:
@@ -146,14 +147,6 @@ def _download(objects: Objects, prefix: str, folder: Path, folders: tuple[str, .
         write_whole(folder / _HERE, State(term=state.term, files={**rest, **wanted}).dump())
         return state, stored.tag if stored else ""
     raise AssertionError("the last trial returns or raises")
-
-
-def _here(folder: Path) -> State:
-    """What the copy has; nothing, if it is none."""
-    try:
-        return State.load((folder / _HERE).read_bytes())
-    except (OSError, ValueError):
-        return State()
 
 
 def _loaded(content: bytes, where: str) -> State:
@@ -177,10 +170,6 @@ def _remove(path: Path) -> None:
     if path.suffix == _DATABASE:
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _tops(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
 
 
 def _files(folder: Path, folders: tuple[str, ...]) -> Iterator[tuple[str, Path]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from serin.errors import NameInvalid, ObjectChanged, ObjectExists
-from serin.machine.durable import sync, write_whole
+from serin.machine.durable import replacing, sync, write_whole
 from serin.machine.locks import locked
 
 _SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # not the locks beside objects
@@ -211,13 +211,9 @@ class FolderObjects:
 
     def _copy(self, source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-        try:
+        with replacing(target) as scratch:
             shutil.copyfile(source, scratch)
             sync(scratch)
-            scratch.replace(target)
-        finally:
-            scratch.unlink(missing_ok=True)
         sync(target.parent)
 
     def _path(self, key: str) -> Path:

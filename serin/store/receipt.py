@@ -100,14 +100,6 @@ def known_sum(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def read_receipt(path: Path) -> Receipt | None:
-    """A receipt that was written; None when there is none, or one of another form."""
-    try:
-        return Receipt.load(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
 @dataclass(slots=True, kw_only=True)
 class Measurement:
     """What the block under `measure` tells about itself; `receipt` is there when the block has ended."""

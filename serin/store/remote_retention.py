@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from serin.errors import ObjectChanged
@@ -27,7 +26,6 @@ _ATTEMPT = re.compile(
 def collect_remote_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -> list[Garbage]:
     """What the policy lets go, in the store and of this host; gone already if `remove`."""
     files = store.shared_files()
-    read = partial(_read, files)
     limit_s = policy.keep_days * DAY_S + RENEWED_S
     ages = {entry.key: entry.age_s for entry in files.entries("published/")}
     attempts = _attempts(files)
@@ -36,7 +34,7 @@ def collect_remote_garbage(store: Store, home: Path, policy: Policy, *, remove: 
     checkpoints = (
         ("checkpoint", key.partition("/")[2], key) for key in keys if key.startswith("checkpoints/")
     )
-    for kind, name, place in (*unneeded(store, policy, read), *checkpoints):
+    for kind, name, place in (*unneeded(store, policy), *checkpoints):
         if kind == "package":
             found += _take_package(files, name, limit_s, remove=remove)
             continue
@@ -52,7 +50,7 @@ def collect_remote_garbage(store: Store, home: Path, policy: Policy, *, remove: 
             _remove(files, entries if remove else ())
     if remove:
         files.abandon_uploads(limit_s)
-    return found + collect_on_this_host(store, home, policy, remove=remove, read=read)
+    return found + collect_on_this_host(store, home, policy, remove=remove)
 
 
 def _take(files: Files, place: str, limit_s: float, *, remove: bool) -> Published | None:
@@ -95,12 +93,6 @@ def _attempts(files: Files) -> dict[tuple[str, str], list[Entry]]:
 def _attempt_of(files: Files, place: str) -> str | None:
     found = files.read(marker_key(place))
     return None if found is None else Published.from_bytes(found.content, path=place).attempt
-
-
-def _read(files: Files, place: str, name: str) -> bytes | None:
-    attempt = _attempt_of(files, place)
-    found = None if attempt is None else files.read(f"{place}/{attempt}/{name}")
-    return None if found is None else found.content
 
 
 def _remove(files: Files, entries: Iterable[Entry]) -> None:

@@ -10,7 +10,7 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,6 @@ from serin.store.store import Store
 
 DAY_S = 86400.0
 _MARKERS = {"dataset": "dataset.json", "package": "package.json"}  # whose time says when it was found last
-
-Read = Callable[[str, str], bytes | None]  # the content of a file in a published folder, by place and name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +57,6 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
     if not root.is_dir() and not home.is_dir():
         return []  # asking must not make them
 
-    def read(place: str, name: str) -> bytes | None:
-        path = root / place / name
-        return path.read_bytes() if path.is_file() else None
-
     candidates = [
         _Candidate(
             kind=kind,
@@ -71,13 +65,13 @@ def collect_garbage(store: Store, home: Path, policy: Policy, *, remove: bool) -
             lock=store.lock(place),
             age=root / place / _MARKERS[kind] if kind in _MARKERS else None,
         )
-        for kind, name, place in unneeded(store, policy, read)
+        for kind, name, place in unneeded(store, policy)
     ]
     found = _collect(store, root, candidates, policy, remove=remove)
-    return found + collect_on_this_host(store, home, policy, remove=remove, read=read)
+    return found + collect_on_this_host(store, home, policy, remove=remove)
 
 
-def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, str, str]]:
+def unneeded(store: Store, policy: Policy) -> Iterator[tuple[str, str, str]]:
     """Kind, name and place of the versions, datasets and packages that no version that is kept needs, however young."""
     kept_datasets: set[str] = set()
     kept_packages: set[str] = set()
@@ -93,13 +87,13 @@ def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, st
                 if edition not in fresh and release not in aliased:
                     yield "edition", release.name, f"models/{model}/versions/{release.label}"
             if version in kept:
-                lineage = json.loads(read(place, "manifest.json") or b"{}").get("lineage", {})
+                lineage = json.loads(store.read_published(place, "manifest.json") or b"{}").get("lineage", {})
                 kept_datasets.add(str(lineage.get("dataset")))
                 kept_packages.add(str(lineage.get("package")))
             else:
                 yield "version", f"{model}-v{version}", place
     for name in store.datasets():
-        description = json.loads(read(f"datasets/{name}", "dataset.json") or b"{}")
+        description = json.loads(store.read_published(f"datasets/{name}", "dataset.json") or b"{}")
         if str(description.get("digest")) not in kept_datasets:
             yield "dataset", name, f"datasets/{name}"
     for name in store.shared_files().names("packages/"):
@@ -107,12 +101,10 @@ def unneeded(store: Store, policy: Policy, read: Read) -> Iterator[tuple[str, st
             yield "package", name, f"packages/{name}"
 
 
-def collect_on_this_host(
-    store: Store, home: Path, policy: Policy, *, remove: bool, read: Read
-) -> list[Garbage]:
-    """Of runs, inputs and leftovers of builds here, what the policy lets go. `read`: of versions."""
+def collect_on_this_host(store: Store, home: Path, policy: Policy, *, remove: bool) -> list[Garbage]:
+    """Of runs, inputs and leftovers of builds here, what the policy lets go."""
     work = store.workspace_parent()
-    candidates = (*_workspaces(store, work), *_runs(home), *_inputs(store, home, read), *_environments(home))
+    candidates = (*_workspaces(store, work), *_runs(home), *_inputs(store, home), *_environments(home))
     found = _collect(store, work, candidates, policy, remove=remove)
     kept = store.kept_folder()
     if not kept.is_dir():
@@ -158,12 +150,12 @@ def _environments(home: Path) -> Iterator[_Candidate]:
         yield _Candidate(kind="environment", name=path.name, path=path, lock=lock, age=age)
 
 
-def _inputs(store: Store, home: Path, read: Read) -> Iterator[_Candidate]:
+def _inputs(store: Store, home: Path) -> Iterator[_Candidate]:
     """Tables and graphs that no version in the store was made of: retraining reads them again."""
     if not (made := inputs(home)):
         return
-    places = (f"models/{model}/versions/{n}" for model in store.models() for n in store.versions(model))
-    specs = [content for place in places if (content := read(place, "spec.yaml")) is not None]
+    versions = [(model, version) for model in store.models() for version in store.versions(model)]
+    specs = [spec for each in versions if (spec := store.read_file(*each, "spec.yaml")) is not None]
     for path in made:
         if not any(path.name.encode() in spec for spec in specs):
             lock, kind = input_lock(home, path), "graph" if path.is_dir() else "table"

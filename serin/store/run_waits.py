@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from serin.machine.typed_json import json2value
-from serin.store.receipt import read_receipt
+from serin.store.receipt import Receipt
 from serin.store.stage_keys import notes, notes_file
 from serin.store.waits import Wait, longest
 
@@ -29,5 +29,5 @@ def run_waits(home: Path, run: str) -> tuple[Wait, ...]:
             with suppress(ValueError, TypeError, AttributeError):  # cut short by a crash
                 found += json2value(tuple[Wait, ...], json.loads(line).get("waits", ()))
     files = [home / entry["receipt"] for entry in notes(home, run) if entry["ran"] and entry.get("receipt")]
-    receipts = [receipt for file in files if (receipt := read_receipt(file))]
+    receipts = [receipt for file in files if (receipt := Receipt.load_file(file))]
     return longest([*found, *(wait for receipt in receipts for wait in receipt.waits)])

@@ -240,7 +240,11 @@ class Store:
 
     def read_file(self, model: str, version: int | str, name: str) -> bytes | None:
         """One file of a version, without fetching the others; None when there is none."""
-        return self._places.read_file(_place(_numbered(model, version)), name)
+        return self.read_published(_place(_numbered(model, version)), name)
+
+    def read_published(self, place: str, name: str) -> bytes | None:
+        """The same of any published folder."""
+        return self._places.read_file(place, name)
 
     def release(self, name: str, *, prefer: str = "") -> Release:
         """What MODEL[:VERSION] names. Without a version: the one with the alias `prefer`, if there is one, else the
@@ -388,9 +392,8 @@ class Store:
             while True:
                 found = self._files.read(key)
                 content = change(None if found is None else found.content)
-                with suppress(
-                    ObjectExists, ObjectChanged
-                ):  # another one was faster: what it wrote is changed
+                # Another one was faster: what it wrote is changed.
+                with suppress(ObjectExists, ObjectChanged):
                     if found is None:
                         self._files.create(key, content)
                     elif found.content != content:

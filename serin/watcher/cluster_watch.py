@@ -54,12 +54,8 @@ _SHARE: Final = 0.05  # of the time that uploading everything may take
 _LEAST_S: Final = 2.0
 _ANSWERS_S: Final = 600.0
 _OWN_ID: Final = re.compile(r"[0-9]{8}T[0-9A-Za-z-]{1,56}")  # no model's name begins so
-_UNFIT: Final = (
-    *UNFIT,
-    OverflowError,
-    sqlite3.IntegrityError,
-    sqlite3.ProgrammingError,
-)  # what bad requests raise
+# What bad requests raise.
+_UNFIT: Final = (*UNFIT, OverflowError, sqlite3.IntegrityError, sqlite3.ProgrammingError)
 _HOUR: Final = "%Y-%m-%dT%H"
 
 
@@ -123,11 +119,6 @@ class ClusterWatch(Duty):
             led.pop().close()
 
 
-def led_home(home: Path) -> Path:
-    """The home of the leader's duties."""
-    return home / "cluster-watch"
-
-
 class Led:
     """One term of this process: begins with what the store has."""
 
@@ -135,7 +126,7 @@ class Led:
         self, home: Path, objects: Objects, leadership: Leadership, term: int, make: MakeDuties
     ) -> None:
         self.term, self._home, self._leadership = term, home, leadership
-        self.state = make_private(led_home(home))
+        self.state = make_private(home / "cluster-watch")  # the home of the leader's duties
         self.records = FollowedRecords()
         self._mirror = Mirror(objects, PREFIX, self.state, FOLDERS)
         self._mirror.adopt(term)
@@ -201,7 +192,8 @@ class HostReport:
         hours = [hour for hour in hours_counted(self._home) if hour >= max(self._since, now - _KEPT_S)]
         for hour in hours:
             minutes = tuple(minutes_of(self._home, hour, hour + _HOUR_S))
-            self._put(f"history/{_name(hour)}", HostHour(minutes=minutes).dump(), again=False)
+            name = f"history/{datetime.fromtimestamp(hour, UTC):{_HOUR}}.json"
+            self._put(name, HostHour(minutes=minutes).dump(), again=False)
         self._since = max([self._since, *(hour for hour in hours if hour < now - _LATE_S)])
 
     def _put(self, name: str, content: bytes, *, again: bool = True) -> None:
@@ -324,10 +316,6 @@ class RequestsDuty(Duty):
         self._objects.remove(key)
         if request is not None and request.what == "add_labels":
             self._objects.remove(request.labels)
-
-
-def _name(hour: int) -> str:
-    return f"{datetime.fromtimestamp(hour, UTC):{_HOUR}}.json"
 
 
 def _began(name: str) -> float:

@@ -75,7 +75,7 @@ class ObjectivesDuty(Duty):
         objectives = _objectives(promise)
         release = "" if model.live_release is None else model.live_release.name
         state = ObjectivesState(model=model.name, release=release, objectives=objectives)
-        if model.live is not None and state != ObjectivesState.read(self._state, model.name):
+        if model.live is not None and state != ObjectivesState.of(self._state, model.name):
             state.save(self._state)
         fired = set()
         for objective, pair, shares in self._burning(model.name, objectives, now):

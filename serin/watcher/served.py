@@ -162,20 +162,13 @@ def served_models(home: Path) -> list[Served]:
 
 
 def _by_agent(home: Path) -> list[Served]:
-    try:
-        desired = DesiredState.load((home / "agent" / "desired.json").read_bytes())
-    except (OSError, ValueError, TypeError, KeyError):
-        return []  # no controller has decided yet
-    found = []
-    for route in sorted(desired.routes, key=lambda route: route.model):
-        versions = frozenset(each.version for each in (route.stable, route.candidate) if each is not None)
-        live = route.stable
-        found.append(
-            Served(
-                name=route.model,
-                live=live.version if live else None,
-                live_edition=live.edition if live else 1,
-                versions=versions,
-            )
+    desired = DesiredState.load_file(home / "agent" / "desired.json")  # None: no controller has decided yet
+    return [
+        Served(
+            name=route.model,
+            live=route.stable.version if route.stable else None,
+            live_edition=route.stable.edition if route.stable else 1,
+            versions=frozenset(each.version for each in (route.stable, route.candidate) if each is not None),
         )
-    return found
+        for route in sorted(desired.routes if desired else (), key=lambda route: route.model)
+    ]

@@ -56,7 +56,7 @@ class OnlineWindows:
         self.check_times(rows, arrival_us)
         times, ids = rows[self.plan.time], rows[self.plan.id]
         keyed = [[window.key(rows, place) for place in range(len(times))] for window in self._windows]
-        events = [None if event is None else _event(event) for event in ids]
+        events = [None if each is None else int.from_bytes(_digest([each], 8), "little") for each in ids]
         found = Answered(columns={})
 
         def change(kept: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
@@ -199,10 +199,6 @@ def with_nulls(values: Sequence[Any], column: InputColumn) -> list[Any]:
         return [None if value != value else value for value in values]
     null = null_of(column.kind)
     return [None if value == null else value for value in values]
-
-
-def _event(value: Any) -> int:
-    return int.from_bytes(_digest([value], 8), "little")
 
 
 def _digest(values: Sequence[Any], size: int) -> bytes:

@@ -15,9 +15,8 @@ import pytest
 import uvicorn
 
 from serin.console.app import build_app
-from serin.console.server import listen_to_gateway
 from serin.host.console import ConsoleSettings, account_secret
-from serin.machine.ports import free_ports
+from serin.machine.ports import free_ports, private_socket
 from serin.serving.envoy.pages import Pages
 from serin.serving.envoy.tls import TlsFiles
 from tests.e2e.serving_certificates import Authority
@@ -65,7 +64,7 @@ def console(home: Path) -> Iterator[Path]:
     server = uvicorn.Server(
         uvicorn.Config(build_app(home, ConsoleSettings(), 8090), log_config=None, lifespan="off")
     )
-    thread = threading.Thread(target=server.run, args=([listen_to_gateway(path)],), daemon=True)
+    thread = threading.Thread(target=server.run, args=([private_socket(path)],), daemon=True)
     thread.start()
     try:
         yield path

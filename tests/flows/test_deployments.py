@@ -25,7 +25,7 @@ from serin.pipeline.train import find_checkpoint
 from serin.prefect import rest_api
 from serin.spec.load import load_spec
 from serin.store.artifacts import Bundle, Checkpoint, Dataset
-from serin.store.receipt import read_receipt
+from serin.store.receipt import Receipt
 from serin.store.stage_keys import notes
 from serin.store.stage_results import receipt_file
 from serin.store.store import Store
@@ -255,7 +255,7 @@ def test_the_flow_finds_what_the_shell_has_made(spec: dict[str, Any]) -> None:
     made = exported.value
     key = read_manifest(Path(made.path)).lineage["export"]
     assert (stages / "export" / f"{key}.lock").exists()
-    assert read_receipt(receipt_file(environment.home(), "export", key)) == exported.receipt
+    assert Receipt.load_file(receipt_file(environment.home(), "export", key)) == exported.receipt
     assert told(changed) == {
         "etl": (False, run_etl(plan).why),
         "train": (False, f"trained before: {trained.value.path}"),

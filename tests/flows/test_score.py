@@ -8,7 +8,7 @@ import pytest
 
 from flows.score import score
 from serin.errors import ScoringRefused
-from serin.store.receipt import read_receipt
+from serin.store.receipt import Receipt
 from serin.store.store import Store
 from tests.fakes.live_quality import publish
 from tests.kit.score_tables import Delta, Files, Sql, arrived
@@ -44,5 +44,5 @@ def test_a_run_scores_a_delta_table_into_a_database_and_leaves_its_receipt(
     assert sorted(out.read().column("row").to_pylist()) == list(range(100))
     noted = [json.loads(path.read_text()) for path in (home / "stages" / "runs").glob("*.jsonl")]
     assert [entry["stage"] for entry in noted] == ["score", "score"]
-    receipts = [read_receipt(home / entry["receipt"]) for entry in noted]
+    receipts = [Receipt.load_file(home / entry["receipt"]) for entry in noted]
     assert [receipt and receipt.rows for receipt in receipts] == [50, 50]

@@ -24,7 +24,7 @@ from serin.formats.wire import to_wire
 from serin.host.state import read_stack, running_stack
 from serin.machine.hardware import inventory
 from serin.serving.tuning.load import LoadResult, Open, model_target, run_load
-from serin.store.receipt import Receipt, read_receipt
+from serin.store.receipt import Receipt
 from serin.store.store import Store
 from tests.chaos.pipelines import TRAIN
 from tests.e2e.whole_stack import Stack, until
@@ -83,7 +83,7 @@ def run_placed(stack: Stack, spec: Path, log: LeaseLog) -> Placed:
     assert found["state_type"] == "COMPLETED", stack.serin("runs", "logs", found["name"])
     stages = {stage["stage"]: stage for stage in stack.ask("runs", "show", found["name"])["stages"]}
     assert all(stages[stage]["ran"] for stage in STAGES), stages
-    receipts = {stage: read_receipt(stack.home / stages[stage]["receipt"]) for stage in STAGES}
+    receipts = {stage: Receipt.load_file(stack.home / stages[stage]["receipt"]) for stage in STAGES}
     whole = {stage: receipt for stage, receipt in receipts.items() if receipt is not None}
     assert whole.keys() == set(STAGES), "a stage left no receipt"
     version = stages["export"]["version"][1]

@@ -18,9 +18,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 
 Action = Literal["nothing", "start", "verify", "stop"]
 
-_DEAD_S: Final = (
-    10.0  # it may be busy, or the supervisor may be restarting it: killing it then makes it worse
-)
+_DEAD_S: Final = 10.0  # it may be busy or about to be restarted: killing it then makes it worse
 _DRAIN_S: Final = 60.0  # or as long as a request may take
 
 
@@ -35,9 +33,6 @@ class Memory:
     verifying: int | None = None  # the process whose golden rows are being checked
     verify_at: float = 0.0  # not earlier
     verified: dict[int, str] = field(default_factory=dict)  # by process: "" or the problem
-
-    def result_of(self, instance: int | None) -> str | None:
-        return None if instance is None else self.verified.get(instance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +66,8 @@ def next_action(
         return "nothing"
     dead_for = t - memory.ready_at if memory.ready_at is not None else _DEAD_S
     if seen.state == "absent" or dead_for >= _DEAD_S:
-        memory.started.failed(
-            t
-        )  # even if it starts: a process that dies at once must not be restarted in a loop
+        # Even if it starts: a process that dies at once must not be restarted in a loop.
+        memory.started.failed(t)
         return "start"
     return "nothing"
 
@@ -85,9 +79,8 @@ def _leave(memory: Memory, seen: Seen, *, unrouted: bool, longest_request_s: flo
     if memory.leaving_since is None:
         memory.leaving_since = t
     patience_s = max(_DRAIN_S, longest_request_s)
-    drained = (
-        seen.active_requests == 0 and t > memory.leaving_since
-    )  # not in the moment in which routes changed
+    # Not in the moment in which routes changed.
+    drained = seen.active_requests == 0 and t > memory.leaving_since
     return "stop" if drained or t - memory.leaving_since > patience_s else "nothing"
 
 
@@ -95,7 +88,7 @@ def report(memory: Memory, seen: Seen) -> ReleaseReport:
     return ReleaseReport(
         state=seen.state,
         instance=seen.instance,
-        verified=memory.result_of(seen.instance),
+        verified=None if seen.instance is None else memory.verified.get(seen.instance),
         problem=memory.problem,
         active_requests=seen.active_requests,
     )

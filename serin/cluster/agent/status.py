@@ -111,7 +111,7 @@ def read_agent_status(home: Path) -> AgentStatus | None:
         processes=children,
         supervisor_problem=supervisor_problem,
         report=report,
-        desired=_read_desired(home),
+        desired=DesiredState.load_file(desired_file(home)),
         store_problem=problem,
     )
 
@@ -122,13 +122,6 @@ def _read_view(home: Path) -> tuple[AgentReport | None, str]:
         return json2value(AgentReport, found["report"]), str(found["store_problem"])
     except (OSError, ValueError, TypeError, KeyError):
         return None, ""
-
-
-def _read_desired(home: Path) -> DesiredState | None:
-    try:
-        return DesiredState.load(desired_file(home).read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 def _shares(route: ModelRoute) -> str:

@@ -31,9 +31,7 @@ from serin.store.published import bundle_at
 from serin.store.store import Store
 from serin.store.trust import Trust
 
-REASON: Final = Path(
-    "/dev/termination-log"
-)  # Kubernetes shows its content as the reason of a container that ended
+REASON: Final = Path("/dev/termination-log")  # what Kubernetes shows as the reason of a container's end
 LOG: Final = Path("/proc/1/fd/2")  # of the container: Triton is its first process
 LOADS_S: Final = 590.0  # a little less than timeoutSeconds of the startup probe
 _BUNDLE: Final = "bundle"

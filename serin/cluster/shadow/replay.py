@@ -34,18 +34,13 @@ from serin.store.artifacts import Release
 from serin.store.store import Store
 from serin.store.trust import find_trusted
 
-LEAST_PER_S: Final = (
-    20.0  # of a quiet live version; one at a time, so that a slow candidate is not overloaded
-)
+LEAST_PER_S: Final = 20.0  # of a quiet live version; one at a time: a slow candidate is not overloaded
 
 _BLOCK_S: Final = 1.0
 _MOST_PER_S: Final = 500.0
 _THREADS: Final = 8
 _LOOK_S: Final = 2.0  # between looks for new records
-_PACE_S, _PACE_EVERY_S = (
-    5.0,
-    15.0,
-)  # of the request log that tells the live version's pace; how often it is read
+_PACE_S, _PACE_EVERY_S = 5.0, 15.0  # of the log that tells the live version's pace; between two looks
 _SAMPLE: Final = 4  # times the rows that the step needs
 
 Answer = tuple[dict[str, Array] | None, float, str]  # outputs or None, microseconds, why there are none

@@ -36,13 +36,8 @@ _MOST_COMPARED: Final = 8
 _MOST_SETTINGS: Final = 6
 _SURE: Final = 1.96  # standard errors on each side of a 95% interval
 _SILENT_S: Final = 600.0
-_METRICS: Final = (
-    "auc",
-    "logloss",
-    "rmse",
-    "accuracy",
-    "average_precision",
-)  # the first that is there is shown
+# The first that is there is shown.
+_METRICS: Final = ("auc", "logloss", "rmse", "accuracy", "average_precision")
 _COLOURS: Final = ("blue", "orange", "good", "purple", "sky", "olive", "rose", "grey")
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "", "7 3", "2 3", "9 3 2 3")
 
@@ -121,8 +116,8 @@ def read_experiments(home: Path, parameters: Parameters, access: Access) -> dict
     found = catalogues(home)[0].read(lambda record: replace(record, curve=()))
     seen = [each for each in found.records if access.sees(each.model)]
     chosen = [each for each in seen if _fits(each, parameters)]
-    rows = sorted_rows([_row(each) for each in chosen], parameters.get("sort", "-began"))
-    page = paged(rows, parameters.get("page", "1"))
+    rows = [Row(run=each.run, made=each, score=main_score(each.metrics, each.errors)) for each in chosen]
+    page = paged(sorted_rows(rows, parameters.get("sort", "-began")), parameters.get("page", "1"))
     became, troubles = outcomes_of(home, {row.made.model for row in page.rows if row.made.model})
     vary = varying(chosen)
     return {
@@ -196,10 +191,6 @@ def varying(made: Sequence[Experiment]) -> set[str]:
     return found if len(made) > 1 else set(seen)
 
 
-def _row(made: Experiment) -> Row:
-    return Row(run=made.run, made=made, score=main_score(made.metrics, made.errors))
-
-
 def _with_details(row: Row, vary: set[str], became: Mapping[str, tuple[Became, ...]]) -> Row:
     changed = _changed(row.made, vary)
     return replace(
@@ -252,7 +243,10 @@ def read_compared(home: Path, parameters: Parameters, access: Access) -> dict[st
         raise NotFound(kind="training", name=names[0], known=known)
     became, troubles = outcomes_of(home, {each.model for each in made if each.model})
     paths = list(dict.fromkeys(path for each in made for path in each.settings))
-    values = {path: [_setting(each, path) for each in made] for path in paths}
+    values = {
+        path: [plain(each.settings[path]) if path in each.settings else "-" for each in made]
+        for path in paths
+    }
     differing = [path for path in paths if len(set(values[path])) > 1]
     return {
         "made": made,
@@ -278,10 +272,6 @@ def find_seen(catalogue: Catalogue[Recorded], name: str, access: Access) -> Reco
     """Returns a training or search of a model that somebody may view; None: there is none of this name."""
     found = catalogue.find(name)
     return found if found is not None and access.sees(found.model) else None
-
-
-def _setting(made: Experiment, path: str) -> str:
-    return plain(made.settings[path]) if path in made.settings else "-"
 
 
 def _scores(made: Sequence[Experiment]) -> dict[str, list[tuple[Score | None, bool]]]:

@@ -9,7 +9,7 @@ from typing import Any
 from serin.console.formats import duration
 from serin.console.views.view import Parameters
 from serin.errors import NotFound, SerinError
-from serin.host.gpu_use import GpuUse, ServedRelease, read_gpu_use
+from serin.host.gpu_use import read_gpu_use
 from serin.host.state import read_stack
 from serin.machine.leases import Holder
 from serin.prefect.run_entries import (
@@ -22,7 +22,7 @@ from serin.prefect.run_entries import (
 from serin.reports.charts import Bar, bars
 from serin.spec.roles import Access
 from serin.store.artifacts import Release
-from serin.store.receipt import Receipt, read_receipt
+from serin.store.receipt import Receipt
 
 _MOST_RUNS = 60
 
@@ -32,9 +32,13 @@ def read_gpus(home: Path, parameters: Parameters, access: Access) -> dict[str, A
     return {
         "gpus": [
             replace(
-                each, releases=_seen(each, access), holders=tuple(_known(h, access) for h in each.holders)
+                gpu,
+                releases=tuple(
+                    each for each in gpu.releases if access.sees(Release.parse(each.release).model)
+                ),
+                holders=tuple(_known(each, access) for each in gpu.holders),
             )
-            for each in read_gpu_use(home)
+            for gpu in read_gpu_use(home)
         ]
     }
 
@@ -44,10 +48,6 @@ def _known(holder: Holder, access: Access) -> Holder:
     _, named, model = holder.purpose.rpartition(" of ")
     shown = access.sees_all or (named and access.sees(model))
     return holder if shown else replace(holder, purpose="")
-
-
-def _seen(gpu: GpuUse, access: Access) -> tuple[ServedRelease, ...]:
-    return tuple(each for each in gpu.releases if access.sees(Release.parse(each.release).model))
 
 
 def read_runs(home: Path, parameters: Parameters, access: Access) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _receipts(home: Path, found: dict[str, Any]) -> list[Receipt]:
     ]
     if found.get("folder"):
         files.append(Path(found["folder"]) / "receipt.json")
-    return [receipt for file in files if (receipt := read_receipt(file))]
+    return [receipt for file in files if (receipt := Receipt.load_file(file))]
 
 
 def _chart(receipts: list[Receipt]) -> str | None:

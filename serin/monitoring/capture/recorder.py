@@ -280,7 +280,8 @@ class Recorder:
     def _finish(self, ring: Ring) -> None:
         """Removes a ring that is drained and whose writer has ended. Requests that it has counted and that are neither
         in the records nor counted as lost are counted for the release of its last entry."""
-        if not ring.is_abandoned() or ring.tail < ring.head or ring.name in self._awaited():
+        awaited = {name for lost in self._given_up.values() for name, _ in lost}  # not in the counters yet
+        if not ring.is_abandoned() or ring.tail < ring.head or ring.name in awaited:
             return
         try:
             known = {
@@ -298,10 +299,6 @@ class Recorder:
             log.warning("%d requests were answered and not recorded: their gateway was ended", lost)
         ring.path.unlink(missing_ok=True)
         self._rings.pop(ring.path).close()
-
-    def _awaited(self) -> set[str]:
-        """The rings from which requests were given up that are not in the counters yet."""
-        return {ring for lost in self._given_up.values() for ring, _ in lost}
 
     def _count_lost(self, model: str, ring: str, lost: int) -> None:
         with writing(self._home, model) as folder:

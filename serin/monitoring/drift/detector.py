@@ -155,7 +155,8 @@ class DriftDetector:
         return due
 
     def _close(self, due: Array) -> None:
-        chosen = np.flatnonzero(due[self.group_of_bettor] & ~self._is_quiet()[self.series_of_bettor])
+        quiet = np.isin(self.column_of_series, list(self.quiet))  # has alarmed and is not back yet
+        chosen = np.flatnonzero(due[self.group_of_bettor] & ~quiet[self.series_of_bettor])
         group = self.group_of_bettor[chosen]
         hits = self.hits()[self.who.bin[chosen]]
         e_detector.advance(
@@ -183,10 +184,6 @@ class DriftDetector:
         first = np.where(self.who.sign[chosen] > 0, self.open_first[self.who.bin[chosen]], start)
         began: Array = np.fmax(first, start)
         return began
-
-    def _is_quiet(self) -> Array:
-        """Which series belong to a column that has alarmed and is not back yet."""
-        return np.isin(self.column_of_series, list(self.quiet))
 
     def _scores(self) -> Array:
         return np.bincount(self.series_of_bettor, weights=self.worth, minlength=len(self.threshold))

@@ -196,7 +196,10 @@ def drift_alert(
     """The alert of an open alarm. Its text names the values then and now, the tolerance and the segments."""
     priority = priority_of(alarm.column, importance)
     first, *others = alarm.bins
-    text = f"Since {utc(alarm.since)}: {_shift(first)}"
+    text = (
+        f"Since {utc(alarm.since)}: the share of {first.label} is {_percent(first.now)}, {_percent(first.then)} in "
+        f"training (tolerance {_percent(first.tolerance)})"
+    )
     if others:
         text += "; also " + ", ".join(map(_short, others))
     if alarm.examples:
@@ -232,13 +235,6 @@ def title_of(alarm: Alarm) -> str:
 
 def _short(shift: BinShift) -> str:
     return f"{shift.label} from {_percent(shift.then)} to {_percent(shift.now)}"
-
-
-def _shift(shift: BinShift) -> str:
-    return (
-        f"the share of {shift.label} is {_percent(shift.now)}, {_percent(shift.then)} in training "
-        f"(tolerance {_percent(shift.tolerance)})"
-    )
 
 
 def _percent(share: float) -> str:

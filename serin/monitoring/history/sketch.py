@@ -166,7 +166,8 @@ def _marks(
 ) -> dict[str, Array]:
     code = np.array(columns["code"], dtype=np.int64)
     grpc = np.array(columns["grpc"], dtype=np.float64)
-    cancelled = np.array([_cancelled(flags) for flags in columns["flags"]], dtype=bool)
+    left = [each != "-" and not CLIENT_GONE.isdisjoint(str(each).split(",")) for each in columns["flags"]]
+    cancelled = np.array(left, dtype=bool)
     errors = (code >= 500) | np.isin(grpc, list(SERVER_FAULTS)) | ((code == 0) & ~cancelled)
     gone = cancelled & np.isnan(us) & ~errors
     ms, received_ms = (np.array(columns[name], dtype=np.float64) for name in ("ms", "received_ms"))
@@ -181,10 +182,6 @@ def _marks(
         "refused": refused,
         "gone": gone & ~(waited_us > limit_us),
     }
-
-
-def _cancelled(flags: object) -> bool:
-    return flags != "-" and not CLIENT_GONE.isdisjoint(str(flags).split(","))
 
 
 def _sketches(group: Array, us: Array, groups: int) -> list[Sketch]:

@@ -68,7 +68,7 @@ class ObjectivesView:
 
 def read_objectives(home: Path, model: str, *, now: float | None = None) -> ObjectivesView | None:
     """Returns budgets and burn rates; None for a model that the watcher has never seen live."""
-    state = ObjectivesState.read(home, model)
+    state = ObjectivesState.of(home, model)
     if not state.objectives:
         return None
     now = time.time() if now is None else now
@@ -149,12 +149,9 @@ class ObjectivesState(Document, form="serin.objectives"):
     objectives: tuple[Objective, ...] = ()
 
     @classmethod
-    def read(cls, home: Path, model: str) -> Self:
+    def of(cls, home: Path, model: str) -> Self:
         """A missing or damaged file is an empty state: the next tick of the watcher writes it."""
-        try:
-            return cls.load(_path(home, model).read_bytes())
-        except (OSError, ValueError):
-            return cls(model=model)
+        return cls.load_file(_path(home, model)) or cls(model=model)
 
     def save(self, home: Path) -> None:
         path = _path(home, self.model)

@@ -27,9 +27,9 @@ from serin.machine.documents import read_json
 from serin.machine.durable import make_private, sync, write_whole
 from serin.machine.typed_json import Document
 from serin.monitoring.capture.read import Sources, alike, batches, read_part
-from serin.monitoring.quality.keys import ID, ROW, SOURCE, Key, KeyIndex, captured_columns, captured_keys
+from serin.monitoring.quality.keys import ID, ROW, Key, KeyIndex, captured_columns, captured_keys
 from serin.monitoring.quality.labels import newest
-from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, answered, search
+from serin.monitoring.quality.scan import BATCH_ROWS, Found, Versions, Watched, search
 from serin.monitoring.quality.store import (
     ARRIVED,
     KEY,
@@ -222,7 +222,7 @@ class Follower:
         watched = self._versions(part.version)
         assert watched is not None
         keys = [captured_columns(file.key, watched.schema) or () for file in waiting_labels(self._folder)]
-        columns = dict.fromkeys([*watched.kept, SOURCE, *(name for key in keys for name in key)])
+        columns = dict.fromkeys([*watched.kept, *(name for key in keys for name in key)])
         return read_part(part, list(columns))
 
     def _take(self, tables: dict[int, list[pa.Table]], source: str, last: Part) -> None:
@@ -230,7 +230,7 @@ class Follower:
         for version, each in tables.items():
             watched = self._versions(version)
             assert watched is not None
-            rows = answered(alike(each))
+            rows = alike(each)
             self._hooks.recorded(watched, rows, self.state)
             for file in waiting_labels(self._folder):
                 columns = captured_columns(file.key, watched.schema)

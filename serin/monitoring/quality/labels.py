@@ -30,6 +30,7 @@ from serin.monitoring.quality.store import (
     ONLY_ROW,
     WHEN,
     LabelFile,
+    newest_places,
     ordered_by_time,
     write_labels,
 )
@@ -104,13 +105,8 @@ def add_labels(home: Path, of: TruthOf, table: pa.Table, columns: Columns, now: 
 
 def newest(labels: pa.Table) -> pa.Table:
     """One label for each key: the one with the latest `when`, of equal ones the last."""
-    order = np.arange(labels.num_rows)
-    if labels.column(WHEN).null_count < labels.num_rows:
-        order = np.argsort(np.asarray(labels.column(WHEN).fill_null(INT64_NULL)), kind="stable")
-    codes = labels.column(KEY).combine_chunks().dictionary_encode().indices.to_numpy()
-    last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    last[codes[order]] = order  # a later one overwrites an earlier one
-    return labels if len(last) == labels.num_rows else labels.take(pa.array(np.sort(last)))
+    places = newest_places(labels, labels.column(KEY).combine_chunks().dictionary_encode().indices.to_numpy())
+    return labels if len(places) == labels.num_rows else labels.take(pa.array(places))
 
 
 def _check_one_way(columns: Columns, model: str) -> None:

@@ -247,8 +247,6 @@ def _estimates(
 
 def _editions(rows: pa.Table, places: pa.Array) -> dict[str, pa.Array]:
     """The release of each row, which shows the edition of the lookups; nothing if there is one."""
-    if RELEASE not in rows.column_names:
-        return {}  # rows that were labelled by an earlier Serin
     column = rows.column(RELEASE).take(places).cast(pa.string())
     names = pc.replace_substring_regex(column, pattern="-baseline$", replacement="").combine_chunks()
     return {RELEASE: names} if pc.count_distinct(names).as_py() > 1 else {}

@@ -19,7 +19,6 @@ from serin.monitoring.quality.keys import (
     ID,
     RELEASE,
     ROW,
-    SOURCE,
     TIME,
     Key,
     KeyIndex,
@@ -33,7 +32,6 @@ from serin.monitoring.quality.store import ARRIVED, KEY, LABEL, ONLY_ROW, WHEN, 
 from serin.spec.data import DataSpec
 
 BATCH_ROWS, BATCH_BYTES = 1 << 18, 128 << 20
-_SHADOW = "shadow"
 _HOURS = 50  # of a step of a search
 Places = npt.NDArray[np.int64]
 
@@ -179,17 +177,9 @@ def _hours(
 
 
 def _read_hour(watched: Watched, hour: Path, key: Key) -> list[pa.Table]:
-    columns = dict.fromkeys([*watched.kept, *(captured_columns(key, watched.schema) or ()), SOURCE])
+    columns = dict.fromkeys([*watched.kept, *(captured_columns(key, watched.schema) or ())])
     table = captured_hour(hour, list(columns))
-    return [] if table is None else [answered(table)]
-
-
-def answered(rows: pa.Table) -> pa.Table:
-    """The rows that a client has seen the answers of: copies for a shadow are not among them."""
-    source = rows.column(SOURCE)
-    if source.null_count == rows.num_rows:
-        return rows
-    return rows.filter(pc.not_equal(source, _SHADOW).fill_null(True))
+    return [] if table is None else [table]
 
 
 # A label by request id is about one row. A label by the client's id is about the request with this id that was recorded

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +30,8 @@ import pyarrow.parquet as pq
 
 from serin.errors import StoreNotWritable
 from serin.formats.captures import open_part
-from serin.machine.durable import make_private, sync, write_whole
+from serin.formats.schema import INT64_NULL
+from serin.machine.durable import make_private, replacing, sync, write_whole
 from serin.machine.locks import locked
 from serin.monitoring.quality.keys import ID, ROW, TIME, Key
 from serin.spec.names import valid_model_name
@@ -222,15 +222,10 @@ def _meta(key: Key, expression: str, digest: str) -> dict[bytes, bytes]:
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes a Parquet file completely or not at all, for its owner alone; durable once this returns."""
-    scratch = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            pq.write_table(table, file, compression="zstd")
+    with replacing(path) as scratch:
+        scratch.touch(mode=0o600, exist_ok=False)
+        pq.write_table(table, scratch, compression="zstd")
         sync(scratch)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
     sync(path.parent)
 
 
@@ -264,7 +259,7 @@ class JoinedRows:
             had = pq.read_table(path) if path.is_file() else None
             both = part if had is None else pa.concat_tables([had, part], promote_options="permissive")
             codes = _row_codes(both)
-            places = _newest(both, codes)
+            places = newest_places(both, codes)
             kept = both.take(pa.array(places))
             order = pc.sort_indices(kept, [(TIME, "ascending"), (ID, "ascending"), (ROW, "ascending")])
             places, kept = places[order.to_numpy()], kept.take(order)  # the same numbers whatever the arrival
@@ -330,9 +325,11 @@ def _row_codes(rows: pa.Table) -> npt.NDArray[np.int64]:
     return np.asarray(keys.dictionary_encode().indices, np.int64)
 
 
-def _newest(rows: pa.Table, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The places of the newest label of each row, in the order of `rows`."""
-    order = np.argsort(np.asarray(rows.column(WHEN), np.int64), kind="stable")
+def newest_places(labels: pa.Table, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The places of the newest label of each code: the one with the latest `when`, of equal ones the last."""
+    order = np.arange(labels.num_rows)
+    if labels.column(WHEN).null_count < labels.num_rows:
+        order = np.argsort(np.asarray(labels.column(WHEN).fill_null(INT64_NULL)), kind="stable")
     last = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    last[codes[order]] = order
+    last[codes[order]] = order  # a later one overwrites an earlier one
     return np.sort(last)

@@ -112,10 +112,7 @@ class QualityView(Document, form="serin.live-quality"):
 
 def read_quality(home: Path, model: str) -> QualityView | None:
     """The live quality of a model; None when nothing is known, or the file is of another version of Serin."""
-    try:
-        return QualityView.load(quality_file(home, model).read_bytes())
-    except (OSError, ValueError):
-        return None
+    return QualityView.load_file(quality_file(home, model))
 
 
 def write_quality(home: Path, view: QualityView) -> None:

@@ -119,9 +119,8 @@ class Tally(Document):
     mismatch: Mismatch | None = None
     failure: str = ""
     log_wealth: Mapping[str, Wealth] = field(default_factory=dict)  # of the bets on promises
-    seen: Annotated[Array, _COUNTS] = field(
-        default_factory=lambda: np.zeros(BINS, dtype=np.int64)
-    )  # latencies
+    # Latencies.
+    seen: Annotated[Array, _COUNTS] = field(default_factory=lambda: np.zeros(BINS, dtype=np.int64))
     waiting: str = ""
     unable: str = ""
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from serin.rollout.decide.advance import ReleaseState
 from serin.rollout.run.ports import Processes
-from serin.store.artifacts import Endpoint, Release
+from serin.store.artifacts import Release
 
 
 class BackgroundFleet:
@@ -18,6 +18,7 @@ class BackgroundFleet:
 
     def __init__(self, fleet: Processes, *, threads: int = 4) -> None:
         self._fleet = fleet
+        self.instance, self.endpoint, self.verify = fleet.instance, fleet.endpoint, fleet.verify
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fleet")
         self._work: dict[Release, tuple[str, Future[None]]] = {}
 
@@ -35,15 +36,6 @@ class BackgroundFleet:
         if kind == "start" and work and work.exception():
             return "absent"  # so that it is started again, which raises the reason of the failure
         return self._fleet.state(release)
-
-    def instance(self, release: Release) -> int | None:
-        return self._fleet.instance(release)
-
-    def endpoint(self, release: Release) -> Endpoint:
-        return self._fleet.endpoint(release)
-
-    def verify(self, release: Release) -> None:
-        self._fleet.verify(release)
 
     def running(self) -> Sequence[Release]:
         """Returns the running releases and those being started, which may not have a process yet."""

@@ -38,9 +38,7 @@ Kind = Literal["start", "pause", "resume", "approve", "promote", "abort", "rollb
 _FORM: Final = "serin.command"
 INBOX, APPROVALS, ANSWERS = "inbox", "approvals", "answers"
 
-_NAME: Final = re.compile(
-    r"([a-z][a-z0-9-]{0,62}\.)?[0-9A-Za-z-]{1,64}"
-)  # without a model: of an earlier version
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}\.[0-9A-Za-z-]{1,64}")
 _TIME: Final = "%Y%m%dT%H%M%S"
 _KEEP_ANSWERS: Final = timedelta(days=7)
 
@@ -90,10 +88,6 @@ class Command(Document):
 
     def to_json(self) -> dict[str, Any]:
         fields = value2json(self)
-        if self.edition == 1:
-            del fields["edition"]  # as commands were before there were editions ...
-        if self.rollout is None:
-            del fields["rollout"]  # ... and before they named what was seen
         return {"format": _FORM, "version": 1, "release": fields.pop("version"), **fields}
 
     @classmethod
@@ -120,64 +114,42 @@ class Answer(Document, form="serin.answer"):
     rollout: str | None = None  # the rollout it started or changed
 
 
-class _Messages:
-    """Commands and answers as objects."""
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        # Of several hosts: a change of the leader takes up to ten seconds.
-        self.poll_s, self.patience_s = (0.05, 10.0) if isinstance(objects, FolderObjects) else (0.2, 30.0)
-
-    def key(self, box: str, name: str) -> str:
-        return f"rollouts/{box}/{name}.json"
-
-    def names(self, box: str) -> list[str]:
-        prefix = f"rollouts/{box}/"
-        names = (key.removeprefix(prefix).removesuffix(".json") for key in self._objects.keys(prefix))
-        return [name for name in names if "/" not in name]  # else a model has the name of this folder
-
-    def read(self, box: str, name: str) -> bytes | None:
-        stored = self._objects.read(self.key(box, name))
-        return stored.content if stored else None
-
-    def write(self, box: str, name: str, content: bytes) -> None:
-        self._objects.put(self.key(box, name), content)
-
-    def remove(self, box: str, name: str) -> None:
-        self._objects.remove(self.key(box, name))
+def _key(box: str, name: str) -> str:
+    return f"rollouts/{box}/{name}.json"
 
 
 class Mailbox:
     """A caller's way to the controller that leads, now or when one next runs."""
 
     def __init__(self, objects: Objects) -> None:
-        self._messages = _Messages(objects)
+        self._objects = objects
+        # Of several hosts: a change of the leader takes up to ten seconds.
+        self._poll_s, self._patience_s = (0.05, 10.0) if isinstance(objects, FolderObjects) else (0.2, 30.0)
 
     def submit(self, command: Command) -> str:
         """Returns the command's id. Submitting a command again changes nothing."""
-        self._messages.write(command.box, _valid_name(command.name), command.dump())
+        self._objects.put(_key(command.box, _valid_name(command.name)), command.dump())
         return command.id
 
     def read_answer(self, name: str) -> Answer | None:
-        content = self._messages.read(ANSWERS, _valid_name(name))
-        advice = "remove it and give the command again"
-        path = self._messages.key(ANSWERS, name)
-        return None if content is None else parse_json(path, content, Answer.from_json, advice=advice)
+        path, advice = _key(ANSWERS, _valid_name(name)), "remove it and give the command again"
+        stored = self._objects.read(path)
+        return None if stored is None else parse_json(path, stored.content, Answer.from_json, advice=advice)
 
     def withdraw(self, command: Command) -> None:
         """Takes back a command that the controller has not obeyed yet."""
-        self._messages.remove(command.box, _valid_name(command.name))
+        self._objects.remove(_key(command.box, _valid_name(command.name)))
 
     def ask(self, command: Command, *, timeout_s: float | None = None) -> Answer:
         """Submits a command and waits for the answer. Without one the command is withdrawn, so that it is not applied
         later."""
-        timeout_s = self._messages.patience_s if timeout_s is None else timeout_s
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
         self.submit(command)
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             if answer := self.read_answer(command.name):
                 return answer
-            time.sleep(self._messages.poll_s)
+            time.sleep(self._poll_s)
         self.withdraw(command)
         if answer := self.read_answer(command.name):
             return answer
@@ -188,39 +160,44 @@ class Inbox:
     """The controller's side. `check` raises where this controller may not answer any more."""
 
     def __init__(self, objects: Objects, check: Callable[[], None] = lambda: None) -> None:
-        self._messages, self._check = _Messages(objects), check
+        self._objects, self._check = objects, check
         self._unreadable: dict[str, str] = {}
         before = f"{datetime.now(UTC) - _KEEP_ANSWERS:{_TIME}}"
-        for name in self._messages.names(ANSWERS):
+        for name in self._names(ANSWERS):
             own = name.rpartition(".")[2]
             made_here = own[:8].isdecimal() and own[8:9] == "T"  # an id that somebody else made up stays
             if made_here and own[: len(before)] < before:
                 with suppress(OSError):
-                    self._messages.remove(ANSWERS, name)
+                    self._objects.remove(_key(ANSWERS, name))
+
+    def _names(self, box: str) -> list[str]:
+        prefix = _key(box, "").removesuffix(".json")
+        names = (key.removeprefix(prefix).removesuffix(".json") for key in self._objects.keys(prefix))
+        return [name for name in names if "/" not in name]  # else a model has the name of this folder
 
     def pending(self) -> list[Command]:
         """Returns the waiting commands, oldest first. What is not a command is refused at once."""
-        found = [(box, name) for box in (INBOX, APPROVALS) for name in self._messages.names(box)]
+        found = [(box, name) for box in (INBOX, APPROVALS) for name in self._names(box)]
         waiting = (self._read(box, name) for box, name in found)
         return sorted((command for command in waiting if command), key=lambda command: command.id)
 
     def _read(self, box: str, name: str) -> Command | None:
         """Returns a command that is to be obeyed; None for everything else."""
         try:
-            content = self._messages.read(box, name)
-            answered = _NAME.fullmatch(name) and self._messages.read(ANSWERS, name) is not None
+            stored = self._objects.read(_key(box, name))
+            answered = _NAME.fullmatch(name) and self._objects.read(_key(ANSWERS, name)) is not None
         except OSError as error:
             if self._unreadable.get(name) != str(error):
                 self._unreadable[name] = str(error)
                 logger.warning(f"a command cannot be read and is left as it is: {error}; remove it")
             return None
-        if content is None:
+        if stored is None:
             return None  # withdrawn in the meantime
         if answered:
-            self._messages.remove(box, name)  # a crash came between the answer and the removal
+            self._objects.remove(_key(box, name))  # a crash came between the answer and the removal
             return None
         try:
-            command = Command.load(content)
+            command = Command.load(stored.content)
             if command.name != name:
                 raise ValueError(f"it is {command.name!r}, which differs from its object's name")
             if command.box != box:
@@ -233,15 +210,15 @@ class Inbox:
     def answer(self, answer: Answer) -> None:
         """Publishes the answer, then removes the command: a crash between the two only answers again."""
         self._check()
-        self._messages.write(ANSWERS, _valid_name(answer.id), answer.dump())
+        self._objects.put(_key(ANSWERS, _valid_name(answer.id)), answer.dump())
         for box in (INBOX, APPROVALS):
-            self._messages.remove(box, answer.id)
+            self._objects.remove(_key(box, answer.id))
 
     def _refuse(self, box: str, name: str, reason: str) -> None:
         if _NAME.fullmatch(name):
             self.answer(Answer(id=name, accepted=False, reason=reason))
         else:
-            self._messages.remove(box, name)
+            self._objects.remove(_key(box, name))
 
 
 def command_name(model: str, command_id: str) -> str:

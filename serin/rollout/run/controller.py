@@ -62,7 +62,7 @@ class Course:
 
 
 class Controller:
-    """Owns the journals it has opened until it is closed or its process ends."""
+    """Decides about the models whose journals it has opened."""
 
     def __init__(
         self,
@@ -101,11 +101,7 @@ class Controller:
         self._open_again_at = 0.0
         self.problems: dict[str, str] = {}
         """By model: what keeps it from being decided about, or its decisions from being recorded."""
-        try:
-            self._open_all()
-        except BaseException:
-            self.close()
-            raise
+        self._open_all()
 
     def tick(self) -> None:
         """Runs one round for all models. A decision that cannot be recorded is not acted on, unless it goes back to the
@@ -143,10 +139,8 @@ class Controller:
         return [*known.values(), *(found for model, found in self._lost.items() if model not in known)]
 
     def close(self) -> None:
-        """Releases the journals and stops replays. Running releases and routes stay as they are."""
+        """Stops replays. Running releases and routes stay as they are."""
         self._shadows.close()
-        for course in self._courses.values():
-            course.journal.close()
         self._courses.clear()
 
     def _open_all(self) -> None:
@@ -184,12 +178,8 @@ class Controller:
     def _open(self, model: str) -> Course:
         journal = self._journals.open(model)
         course = Course(journal=journal, rollout=None, recorded_at=0.0, obeyed=set())
-        try:
-            decisions = journal.all()
-            course.rollout = decision2rollout(decisions[-1]) if decisions else None
-        except BaseException:
-            journal.close()
-            raise
+        decisions = journal.all()
+        course.rollout = decision2rollout(decisions[-1]) if decisions else None
         self._courses[model] = course
         if decisions and course.rollout:
             course.recorded_at = decisions[-1].t

@@ -141,9 +141,6 @@ class StoreJournal:
         self._compact_at = max(journals.compact_at, 2 * self._count)
         return True
 
-    def close(self) -> None:
-        """Nothing is held: the leader's record is the lock."""
-
 
 def _removable(known: Sequence[Decision], kept: set[int], young_s: float) -> list[int]:
     newest = known[-1].t

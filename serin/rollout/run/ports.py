@@ -103,8 +103,6 @@ class Journal(Protocol):
         """Drops the decisions not in `keep` if the journal has become large; True when it did."""
         ...
 
-    def close(self) -> None: ...
-
 
 class Journals(Protocol):
     """One journal per model; opening one makes this process the only one that decides for the model."""

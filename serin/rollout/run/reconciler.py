@@ -22,9 +22,7 @@ from serin.store.artifacts import Endpoint, ModelRoute, Release
 logger = logging.getLogger(__name__)
 
 _REAPPLY_S: Final = 5.0  # how often unchanged routes are pushed: the gateway may be a new process
-_DEAD_S: Final = (
-    10.0  # a live release may be busy, or be restarted by its host: killing it then makes it worse
-)
+_DEAD_S: Final = 10.0  # a live release may be busy, or be restarted by its host: killing makes it worse
 _LACKS_S: Final = 60.0  # how long a rollout that should not wait waits for what its candidate lacks
 _RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
@@ -212,9 +210,8 @@ class Reconciler:
             memory.restart.done()
         elif state == "absent" or (state == "dead" and t - memory.ready_at.get(now.live, 0.0) >= _DEAD_S):
             self._tell(now.live.name, f"it is live but {state}; restarting it")
-            memory.restart.failed(
-                t
-            )  # even if it starts: one that dies at once must not be restarted in a loop
+            # Even if it starts: one that dies at once must not be restarted in a loop.
+            memory.restart.failed(t)
             try:
                 self._fleet.start(now.live)
             except FOREIGN as error:

@@ -77,19 +77,14 @@ class ModelStatus:
 
     @property
     def live_release(self) -> Release | None:
-        return (
-            None
-            if self.live is None
-            else Release(model=self.name, version=self.live, edition=self.live_edition)
-        )
+        return self._release(self.live, self.live_edition)
 
     @property
     def previous_release(self) -> Release | None:
-        return (
-            None
-            if self.previous is None
-            else Release(model=self.name, version=self.previous, edition=self.previous_edition)
-        )
+        return self._release(self.previous, self.previous_edition)
+
+    def _release(self, version: int | None, edition: int) -> Release | None:
+        return None if version is None else Release(model=self.name, version=version, edition=edition)
 
     def rollout_line(self) -> str:
         """The rollout that runs as a line for people; empty when none does."""

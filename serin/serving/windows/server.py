@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+from serin.machine.ports import private_socket
 
 _MOST_HEAD: Final = 64 << 10
 _MOST_BODY: Final = 64 << 20
 
 
-class Answered(Protocol):
-    @property
-    def status(self) -> int: ...
-    @property
-    def body(self) -> bytes: ...
-    @property
-    def json_bytes(self) -> int | None: ...
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`json_bytes`: of a body with binary tensors behind its JSON."""
+
+    status: int
+    body: bytes
+    json_bytes: int | None = None
 
 
-Handle = Callable[[str, Mapping[str, str], bytes], Answered | Coroutine[Any, Any, Answered]]
+Handle = Callable[[str, Mapping[str, str], bytes], Answer | Coroutine[Any, Any, Answer]]
 """Path, headers and body to the answer, or to what gives it later."""
 
 
@@ -29,7 +31,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, handle: Handle) -> None:
         self._handle, self._waiting = handle, bytearray()
         self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[Answered] | None = None
+        self._task: asyncio.Task[Answer] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -68,7 +70,7 @@ class _Connection(asyncio.Protocol):
             self._send(found)
         return True
 
-    def _send_later(self, task: asyncio.Task[Answered]) -> None:
+    def _send_later(self, task: asyncio.Task[Answer]) -> None:
         self._task = None
         assert self._transport is not None
         if (error := task.exception()) is not None:
@@ -77,25 +79,16 @@ class _Connection(asyncio.Protocol):
         self._send(task.result())
         self.data_received(b"")
 
-    def _send(self, found: Answered) -> None:
+    def _send(self, found: Answer) -> None:
         assert self._transport is not None
         extra = "" if found.json_bytes is None else f"inference-header-content-length: {found.json_bytes}\r\n"
         head = f"HTTP/1.1 {found.status} -\r\ncontent-length: {len(found.body)}\r\n{extra}\r\n"
         self._transport.write(head.encode() + found.body)
 
 
-def _listen(path: Path) -> socket.socket:
-    """A socket that only the owner of this process can open."""
-    path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.bind(str(path))
-    path.chmod(0o600)
-    return made
-
-
 async def serve(path: Path, handle: Handle, stop: asyncio.Event) -> None:
     """Answers at the socket `path` until `stop` is set."""
-    listening = _listen(path)
+    listening = private_socket(path)
     server = await asyncio.get_running_loop().create_unix_server(lambda: _Connection(handle), sock=listening)
     try:
         await stop.wait()

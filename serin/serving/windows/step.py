@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,7 @@ from serin.errors import EventRefused, StateUnavailable
 from serin.formats.windows import WindowPlan
 from serin.serving.windows.pushed import read_pushed
 from serin.serving.windows.requests import Request, read_grpc, read_http
+from serin.serving.windows.server import Answer
 from serin.windows.events import OnlineWindows
 from serin.windows.ring import RingUnreadable
 from serin.windows.state import State
@@ -42,15 +42,6 @@ _OWNERS: Final = ("/history", "/forget")
 """Of the owner of the stack: the gateway has no route to them. They bring the plan, which need not be served."""
 _REFUSALS: Final = (EventRefused, StateUnavailable, RingUnreadable)
 MOST_BYTES: Final = 2 << 20  # that a client may send: JSON is read whole while other requests wait
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer: `json_bytes` of a body with binary tensors behind its JSON."""
-
-    status: int
-    body: bytes
-    json_bytes: int | None = None
 
 
 class Step:
@@ -108,7 +99,9 @@ class Step:
                     row=0, reason=f"a request has at most {MOST_BYTES >> 20} MiB; send fewer rows"
                 )
             if pushed and headers.get(":method") == "GET":
-                return Answer(200, json.dumps(_described(windows.plan)).encode())
+                # What clients send with an event, and what they do not send because it is added.
+                inputs = [column.to_json() for column in windows.plan.inputs]
+                return Answer(200, json.dumps({"inputs": inputs, "adds": list(windows.plan.made)}).encode())
             if pushed:
                 return self._later(model, self._push(model, windows, body))
             return self._add_windows(model, windows, path, headers, body)
@@ -239,11 +232,6 @@ class Step:
             plan = WindowPlan.load(path.read_bytes())
             self._known[model] = known = changed, OnlineWindows(model, plan, _Late(self._opened))
         return known[1]
-
-
-def _described(plan: WindowPlan) -> dict[str, Any]:
-    """What clients send with an event, and what they do not send because it is added."""
-    return {"inputs": [column.to_json() for column in plan.inputs], "adds": list(plan.made)}
 
 
 def _parts(rows: Mapping[str, list[Any]]) -> Iterator[tuple[dict[str, list[Any]], slice]]:

@@ -99,12 +99,10 @@ def opened(place: Place) -> Journal:
 def test_decisions_are_numbered_from_1_and_come_back_as_they_were(place: Place) -> None:
     journal = opened(place)
     written = [journal.append(decision(t=float(t))) for t in range(5)]
-    journal.close()
     assert [each.seq for each in written] == [1, 2, 3, 4, 5]
     again = opened(place)
     assert again.all() == written
     assert again.append(decision()).seq == 6
-    again.close()
     assert place.journals().models() == place.rollouts.models() == ["flights"]
 
 
@@ -113,7 +111,6 @@ def test_a_reader_sees_the_newest_and_one_rollout_s_decisions(place: Place) -> N
     journal = opened(place)
     for number in range(40):
         journal.append(decision(t=float(number), rollout=f"r{number // 15}"))
-    journal.close()
     last = place.rollouts.last("flights")
     assert (last.seq, last.rollout) == (40, "r2")
     assert [each.seq for each in place.rollouts.decisions("flights", "r1")] == list(range(16, 31))
@@ -132,7 +129,6 @@ def test_a_reader_that_follows_sees_every_new_decision_and_no_removed_one(place:
     journal.append(decision(t=9.0))
     assert [each.seq for each in read()] == [1, 4, 6, 7]
     assert [each.seq for each in journal.all()] == [1, 4, 6, 7]
-    journal.close()
     assert opened(place).append(decision()).seq == 8
 
 
@@ -142,7 +138,6 @@ def test_compaction_keeps_the_newest_whatever_is_asked(place: Place) -> None:
         journal.append(decision())
     assert journal.compact(lambda _: set())
     assert [each.seq for each in journal.all()] == [3]
-    journal.close()
 
 
 def test_a_command_arrives_as_it_was_sent_and_in_order(place: Place) -> None:
@@ -199,7 +194,7 @@ def test_what_is_not_a_command_is_answered_and_removed(place: Place, content: st
     assert answer.reason.startswith("not a command: ")
 
 
-@pytest.mark.parametrize("name", ["flights.c1", "flight.c1", "payments.c2", "c1", "payments-x"])
+@pytest.mark.parametrize("name", ["flights.c1", "flight.c1", "payments.c2"])
 def test_a_command_is_taken_from_the_object_of_its_model_and_id_alone(place: Place, name: str) -> None:
     """A store's rules say who may write which of them."""
     inbox = place.inbox()

@@ -20,7 +20,7 @@ from serin.pipeline.experiments import (
     trainings,
 )
 from serin.store.objects import FolderObjects
-from serin.store.receipt import read_receipt
+from serin.store.receipt import Receipt
 from serin.store.runs import run_lock
 from serin.training.programs import grow_trees
 from tests.fakes.experiments import leave_search, leave_training
@@ -123,7 +123,7 @@ def test_a_training_is_shown_after_its_folder_is_gone(home: Path) -> None:
 
 def test_the_receipt_of_all_attempts_is_what_is_kept(home: Path) -> None:
     run = leave_training(home, seconds=10.0)
-    receipt = read_receipt(home / "runs" / run / "receipt.json")
+    receipt = Receipt.load_file(home / "runs" / run / "receipt.json")
     assert receipt is not None
     keep_experiment(home / "runs" / run, type(receipt).from_json({**receipt.to_json(), "seconds": 25.0}))
     (made,) = trainings(home).read().records

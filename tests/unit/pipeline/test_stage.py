@@ -25,7 +25,7 @@ from serin.spec.load import load_spec
 from serin.spec.model import ModelSpec
 from serin.spec.training import TrainingSpec
 from serin.store.artifacts import Dataset
-from serin.store.receipt import read_receipt
+from serin.store.receipt import Receipt
 from serin.store.stage_results import receipt_file
 from tests.fakes.gpus import pretend_gpus
 from tests.fakes.small_pipeline import small_spec
@@ -95,7 +95,7 @@ def test_work_that_fails_leaves_its_receipt(home: Path) -> None:
     call = StageCall(stage="export", name="parcels")
     with pytest.raises(ZeroDivisionError), call.lock("key"), call.work(NO_GPU, "key"):
         _ = 1 / 0
-    receipt = read_receipt(receipt_file(home, "export", "key"))
+    receipt = Receipt.load_file(receipt_file(home, "export", "key"))
     assert (receipt.stage, receipt.device[0].id) == ("export", "cpu")
 
 

@@ -34,7 +34,6 @@ def make_live(home: Path, release: Release) -> None:
     journal = home_journals(home).open("flights")
     now = replace(ROLLOUT, candidate=release, stable=None, phase=Phase.PROMOTED)
     journal.append(rollout2decision(now, READ))
-    journal.close()
 
 
 def test_an_old_lookup_is_an_alert_until_its_table_is_read_again(tmp_path: Path, store: Store) -> None:

@@ -178,7 +178,7 @@ def lists(values: np.ndarray) -> pa.Array:
 
 
 def measure(watched: Watched, rows: pa.Table, reference: QualityReference | None = None) -> Any:
-    state = QualityState()
+    rows, state = rows.append_column("_release", pa.array(["delays-v1"] * len(rows))), QualityState()
     count_recorded(watched, rows, state)
     return measure_release("delays", watched, reference, rows, state, None)
 

@@ -185,13 +185,6 @@ def test_labels_join_by_request_columns_that_the_caller_names(home: Path) -> Non
     assert list(followed.joined().values()) == [1.0, 0.0, 1.0]
 
 
-def test_copies_for_a_shadow_get_no_label(home: Path) -> None:
-    record(home, 3, source="shadow")
-    add(home, pa.table({"_id": ["0-1-0"], "_label": [1]}))
-    followed = Followed(home).run()
-    assert (followed.joined(), followed.recorded) == ({}, 0)
-
-
 def test_labels_of_another_target_are_not_used_for_a_version(home: Path) -> None:
     made = record(home, 3)
     add(home, made.labels())
