@@ -48,6 +48,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return workers()
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    gc.disable()  # imports leave little garbage, and each worker imports everything
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from tests.scheduling import order
 
@@ -61,6 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What the imports made stays, so that the garbage of tests is looked for in little."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -82,11 +87,13 @@ def _sockets() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def prefect_server() -> Iterator[None]:
-    """A real Prefect server with an empty database, one for all tests: it takes seconds to start. It is the stack's,
-    because Prefect's own refuses requests on a busy machine."""
+    """A real Prefect server without a deployment, one for all tests: it takes seconds to start. It is the stack's,
+    because Prefect's own refuses requests on a busy machine; its tables come from the template, if there is one."""
     from prefect.server.api.server import SubprocessASGIServer
-    from prefect.settings import get_current_settings
+    from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, get_current_settings
     from prefect.testing.utilities import prefect_test_harness
+
+    from serin.prefect import prepared
 
     def start(server: SubprocessASGIServer) -> subprocess.Popen[bytes]:
         own = {
@@ -96,6 +103,9 @@ def prefect_server() -> Iterator[None]:
         }
         harness = get_current_settings().to_environment_variables(exclude_unset=True)
         command = [sys.executable, "-m", "serin.prefect.server", str(server.port)]
+        if prepared.revision(prepared.template_file()) is not None:
+            _, _, database = str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition(":///")
+            shutil.copyfile(prepared.template_file(), database)
         return subprocess.Popen(command, env={**os.environ, **harness, **own})
 
     with pytest.MonkeyPatch.context() as patch:

@@ -28,8 +28,8 @@ def order(nodeid: str) -> int:
 
 
 def workers() -> int:
-    """One more than there are cores: tests of real servers wait most of the time."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than there are cores: tests of real servers wait most of the time."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 class ByScope(LoadScopeScheduling):

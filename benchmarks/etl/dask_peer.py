@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
+from dask.base import compute
+from dask.delayed import delayed
 from distributed import Client, LocalCluster
 
 from benchmarks.etl.outputs import SPLITS, split_ends, write_split
@@ -34,7 +35,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     train = rows[rows["split"] == 0]
     statistics = _statistics(train, case["numeric"])
     vocabularies = _vocabularies(train, case["categorical"], case["min_count"])
-    parts = dask.compute(*rows.map_partitions(_transform, case, statistics, vocabularies).to_delayed())
+    parts = compute(*rows.map_partitions(_transform, case, statistics, vocabularies).to_delayed())
     made = pd.concat(parts)
     categorical = [*case["categorical"], f"{case['time']}_hour", f"{case['time']}_weekday"]
     out = Path(request["out"])
@@ -64,7 +65,7 @@ def _joined(case: dict[str, Any], columns: list[str]) -> dd.DataFrame:
         )
         for join in case["joins"].values()
     ]
-    parts = [dask.delayed(_read)(case, columns, others, group, int(starts[group])) for group in groups]
+    parts = [delayed(_read)(case, columns, others, group, int(starts[group])) for group in groups]
     return dd.from_delayed(parts, meta=_read(case, columns, others, 0, 0).iloc[:0], verify_meta=False)
 
 
@@ -110,7 +111,7 @@ def _statistics(train: dd.DataFrame, columns: list[str]) -> dict[str, tuple[floa
 
 
 def _vocabularies(train: dd.DataFrame, columns: list[str], min_count: int) -> dict[str, dict[str, int]]:
-    counted = dask.compute(*(train[name].value_counts() for name in columns))
+    counted = compute(*(train[name].value_counts() for name in columns))
     found = {}
     for name, counts in zip(columns, counted, strict=True):
         table = counts[counts >= min_count].rename_axis("value").reset_index(name="n")

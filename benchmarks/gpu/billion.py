@@ -35,13 +35,13 @@ from serin.formats.bundle import read_golden, read_manifest
 from serin.formats.schema import read_schema
 from serin.formats.trained import WEIGHTS
 from serin.pipeline.run_stage import run_etl, run_export, run_train
-from serin.pipeline.train import training_folder
 from serin.serving.client.client import predict
 from serin.serving.tuning.load import Closed, model_target, quantile_ms, run_load
 from serin.spec.load import load_spec
 from serin.spec.pipeline import PipelineSpec
 from serin.store.artifacts import Bundle
 from serin.store.receipt import Receipt
+from serin.training.launch.run_dir import training_folder
 from tests.logs import heard
 from tests.signals import hit
 from tests.unit.training.runs import at_the_next_checkpoint

@@ -74,7 +74,7 @@ def one_release(folder: Path, host: Children) -> Iterator[tuple[str, tuple[int, 
     try:
         releases.start(release)
         address = _gateway(folder, host, releases, release)
-        yield address, (host.pid(release.name), host.pid(PROCESS_NAME))
+        yield address, (host.pid(release.name), host.pid(PROCESS_NAME))  # type: ignore[misc]
     finally:
         host.kill(release.name)
         releases.stop(release)

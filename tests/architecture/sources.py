@@ -1,6 +1,7 @@
 """The files of the repository, for tests that read sources instead of running them."""
 
 import ast
+import gc
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -33,12 +34,20 @@ def python_files(*folders: str) -> list[str]:
 @cache
 def tree(name: str) -> ast.Module:
     """Parsed as the oldest Python that Serin runs on does."""
-    return ast.parse((ROOT / name).read_text(encoding="utf-8"), filename=name, feature_version=OLDEST)
+    parsed = ast.parse((ROOT / name).read_text(encoding="utf-8"), filename=name, feature_version=OLDEST)
+    gc.freeze()  # it stays: no collection looks through it
+    return parsed
+
+
+@cache
+def nodes(name: str) -> tuple[ast.AST, ...]:
+    """Everything in a file."""
+    return tuple(ast.walk(tree(name)))
 
 
 def imported_modules(name: str) -> Iterator[tuple[str, int]]:
     """Every module that a file imports, anywhere in it, with the line. Type-checking-only imports count too."""
-    for node in ast.walk(tree(name)):
+    for node in nodes(name):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.sources import ROOT, python_files, repository_files, tree
+from tests.architecture.sources import ROOT, nodes, python_files, repository_files, tree
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 50
@@ -24,7 +24,7 @@ def test_a_file_is_no_longer_than_one_job_needs() -> None:
 def test_a_function_fits_on_a_screen() -> None:
     long = {}
     for name in python_files(*PRODUCT, "benchmarks", "deployments", "docs", "examples", "triton_models"):
-        for node in ast.walk(tree(name)):
+        for node in nodes(name):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
@@ -49,7 +49,7 @@ def test_only_environment_py_reads_environment_variables() -> None:
     for name in python_files(*PRODUCT):
         if name == "serin/machine/environment.py":
             continue
-        for node in ast.walk(tree(name)):
+        for node in nodes(name):
             if isinstance(node, ast.Attribute) and node.attr in readers:
                 found.append(f"{name}:{node.lineno}: {node.attr}")
             elif isinstance(node, ast.ImportFrom) and node.module == "os":
@@ -63,7 +63,7 @@ def test_only_durable_py_and_writers_of_open_files_call_fsync() -> None:
     calls = {
         name
         for name in python_files(*PRODUCT)
-        for node in ast.walk(tree(name))
+        for node in nodes(name)
         if isinstance(node, ast.Attribute) and node.attr == "fsync"
     }
     assert calls == {"serin/machine/durable.py", "serin/formats/rows.py"}
@@ -75,7 +75,7 @@ def test_only_the_command_and_the_watcher_catch_everything() -> None:
     for name in python_files(*PRODUCT, "benchmarks", "examples", "triton_models"):
         if name in ("serin/cli.py", "serin/watcher/duty.py", "serin/monitoring/alerts/delivery.py"):
             continue
-        handlers = (node for node in ast.walk(tree(name)) if isinstance(node, ast.ExceptHandler))
+        handlers = (node for node in nodes(name) if isinstance(node, ast.ExceptHandler))
         found += [f"{name}:{handler.lineno}" for handler in handlers if _catches_everything(handler)]
     assert not found
 

@@ -154,7 +154,7 @@ def kills_controller_in_each_phase(scene: Stage, candidate: Release) -> None:
             return
         victim = scene.pid(CONTROLLER)
         hit(victim)
-        scene.wait(lambda victim=victim: scene.pid(CONTROLLER) != victim or None, "a new controller", 30)
+        scene.wait(lambda victim=victim: scene.pid(CONTROLLER) != victim or None, "a new controller", 30)  # type: ignore[misc]
 
 
 def fills_journal_disk(scene: Stage, _: Release) -> None:
@@ -189,7 +189,7 @@ def sets_clock(scene: Stage, candidate: Release) -> None:
         for ahead_s in (3600.0, -3600.0):
             set_ahead(ahead_s)
             known = len(scene.decisions(candidate))
-            scene.wait(lambda known=known: len(scene.decisions(candidate)) > known or None, "a decision", 60)
+            scene.wait(lambda known=known: len(scene.decisions(candidate)) > known or None, "a decision", 60)  # type: ignore[misc]
         scene.until(candidate, lambda now: now.phase in (Phase.BAKING, *ENDING), 240)
         set_ahead(7200.0)
         baking = time.monotonic()

@@ -46,7 +46,7 @@ def main() -> None:
     steps = Path(sys.argv[1])
     time.time = lambda: (now := _true_time()) + ahead_s(steps, now)
     copies = steps.with_name(f"requests-{int(_true_time() * 1000)}.jsonl")
-    controller.request_log = lambda home: copies
+    controller.request_log = lambda home: copies  # type: ignore[attr-defined]
     arguments = (steps, request_log(environment.home()), copies)
     threading.Thread(target=copy_log, args=arguments, daemon=True).start()
     controller.main()

@@ -124,7 +124,7 @@ def running_slurm(folder: Path, *, accounting: bool = False) -> Iterator[SlurmCl
         stack.callback(_remove_network)
         _make_network()
         for node in NODES:
-            stack.callback(_kill_all, lambda node=node: cluster.processes(node))
+            stack.callback(_kill_all, lambda node=node: cluster.processes(node))  # type: ignore[misc]
         munge = _start(
             ["munged", "--foreground", "--force", f"--socket={folder}/munge/socket", f"--key-file={folder}/munge/key",
              f"--pid-file={folder}/munge/pid", f"--log-file={folder}/munge/log", f"--seed-file={folder}/munge/seed"],

@@ -222,7 +222,7 @@ def test_a_replica_that_answers_its_golden_rows_wrongly_gets_no_traffic(cluster:
         load.clients = BUSY
         wait_until(lambda: len(damaged) == 2, "two more replicas", cluster.kubelet, 300.0)
         for pod in damaged:
-            wait_until(lambda each=pod: said(each), "why it is not ready", cluster.kubelet, 300.0)
+            wait_until(lambda each=pod: said(each), "why it is not ready", cluster.kubelet, 300.0)  # type: ignore[misc]
             assert "rows differ in 'score'" in said(pod)
         assert ready(cluster, 1) == 1
     finally:

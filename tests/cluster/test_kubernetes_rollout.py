@@ -287,7 +287,7 @@ import sys, urllib.request
 asked = urllib.request.Request(sys.argv[1], headers={"Authorization": "Bearer " + sys.argv[2]})
 assert b"serin_" in urllib.request.urlopen(asked, timeout=20).read()
 """
-TRIED = {
+TRIED: dict[str, dict[str, tuple[int, ...]]] = {
     "stranger": {"gateway": (8443,)},
     "prometheus": {"gateway": (8443, 9464), "triton": (8002,)},
     "gateway": {"triton": (8000, 8001)},
@@ -308,7 +308,7 @@ def test_the_network_lets_through_what_the_policies_say_and_nothing_else(cluster
         space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         cluster.plane.apply([space])
         account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        wait_until(lambda at=account: _exists(cluster, at), f"{name}'s account", cluster.kubelet)
+        wait_until(lambda at=account: _exists(cluster, at), f"{name}'s account", cluster.kubelet)  # type: ignore[misc]
     cluster.plane.apply([_visitor(name) for name in spaces])
 
     def pods() -> dict[str, Pod]:
@@ -371,7 +371,7 @@ def test_a_drain_takes_one_pod_of_a_part_and_then_waits_for_another_one(cluster:
     ):
         budget = f"/apis/policy/v1beta1/namespaces/{namespace}/poddisruptionbudgets/{name}"
         wait_until(
-            lambda at=budget: cluster.plane.call("GET", at).get("status", {}).get("disruptionsAllowed") == 1,
+            lambda at=budget: cluster.plane.call("GET", at).get("status", {}).get("disruptionsAllowed") == 1,  # type: ignore[misc]
             f"{name} with a pod to spare",
             cluster.kubelet,
         )
@@ -380,7 +380,7 @@ def test_a_drain_takes_one_pod_of_a_part_and_then_waits_for_another_one(cluster:
         codes = [_evict(cluster, pod) for pod in pods]
         assert codes == [201, 429]
         wait_until(
-            lambda space=namespace, which=labels, old=pods: (
+            lambda space=namespace, which=labels, old=pods: (  # type: ignore[misc]
                 all(pod not in old[:1] for pod in cluster.kubelet.pods_with(space, which))
                 and len(cluster.kubelet.pods_with(space, which)) == 2
             ),

@@ -198,7 +198,7 @@ def test_sigterm_ends_everything_on_the_host_and_its_clients_are_answered_elsewh
     member.start()
     scene.until(lambda: _reported_since(scene, started) and scene.ready(releases[0], "b"), what="b is back")
     assert member.serin("down").stdout.endswith("down\n")
-    assert member.process.wait(60) == 0
+    assert member.process.wait(60) == 0  # type: ignore[attr-defined]
     member.process = None
 
 

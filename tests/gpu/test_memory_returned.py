@@ -83,7 +83,7 @@ def test_twenty_releases_leave_nothing(gpu: str, tmp_path: Path) -> None:
                 releases.start(release)
             for release in names:
                 wait_for(
-                    release.name, lambda one=release: releases.state(one) == "ready", host, release.name
+                    release.name, lambda one=release: releases.state(one) == "ready", host, release.name  # type: ignore[misc]
                 )  # fmt: skip
             print(f"round {number}: {len(names)} releases hold {(before - free_bytes(gpu)) >> 20} MB")
             assert before - free_bytes(gpu) > 0

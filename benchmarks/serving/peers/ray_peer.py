@@ -36,6 +36,6 @@ if __name__ == "__main__":
         object_store_memory=200_000_000,
     )
     serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ["BENCH_PORT"])})
-    serve.run(Scorer.bind(), route_prefix="/score")
+    serve.run(Scorer.bind(), route_prefix="/score")  # type: ignore[attr-defined]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # Ray's processes end with this one
     signal.pause()

@@ -110,7 +110,7 @@ def test_a_folder_gets_a_file_for_each_piece(
 def test_a_cluster_gives_the_same_scores_and_one_that_is_not_there_is_an_error(
     bundle: Bundle, rows: Path, expected: np.ndarray, tmp_path: Path
 ) -> None:
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:
         scored = predict(bundle, rows, tmp_path / "scored.parquet", scheduler=cluster.scheduler_address)
     np.testing.assert_array_equal(scored.column("score").to_numpy(), expected)
     with pytest.raises(EngineFailed, match=r"tcp://127\.0\.0\.1:1"):

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import captum.attr
 import numpy as np
 import pytest
 import torch
@@ -158,6 +157,8 @@ def by_captum(
     net: torch.nn.Module, num: np.ndarray, cat: np.ndarray, base_num: np.ndarray, base_cat: np.ndarray, output: int
 ) -> np.ndarray:  # fmt: skip
     """So many steps that the kinks of ReLU do not show in the fifth digit."""
+    from captum.attr import IntegratedGradients  # here, because each worker imports this file
+
     tables = [each for each in net.modules() if type(each).__name__ == "CategoryTable"]
     codes = torch.from_numpy(cat)
 
@@ -176,9 +177,7 @@ def by_captum(
         torch.from_numpy(base_num)[None],
         *(table(torch.from_numpy(base_cat)[None]) for table in tables),
     )
-    parts = captum.attr.IntegratedGradients(forward).attribute(
-        inputs, starts, n_steps=20_000, method="riemann_middle"
-    )
+    parts = IntegratedGradients(forward).attribute(inputs, starts, n_steps=20_000, method="riemann_middle")
     vectors = sum(part.sum(dim=2) for part in parts[1:])
     return torch.cat([parts[0], vectors], dim=1).detach().numpy()
 

@@ -290,12 +290,13 @@ def test_counts_of_all_series_at_once_are_those_of_one_after_the_other(statistic
     assert len(detector.summed) > 0
 
 
-def test_weeks_drawn_again_from_training_raise_no_more_alarms_than_stated(
+def test_weeks_drawn_again_from_training_raise_no_alarm(
     flights: Flights, statistics: DriftStatistics
 ) -> None:
-    counts = resampled_counts(flights, statistics, 200, seed=0)
-    alarms = DriftDetector(statistics).observe(counts.starts, counts.counts).alarms
-    assert len(alarms) <= 200 / 52
+    """One a year is stated. None in two years is seen in 5% of the runs of a detector with 1.5 a year, and `make soak`
+    counts in 1,000 weeks."""
+    counts = resampled_counts(flights, statistics, 104, seed=0)
+    assert DriftDetector(statistics).observe(counts.starts, counts.counts).alarms == ()
 
 
 def test_a_year_with_seasons_slow_columns_and_repeated_rows_raises_no_more_alarms_than_stated() -> None:

@@ -78,7 +78,7 @@ def test_dask_workers_score_a_table_into_a_table(scene: Scene, kind: str) -> Non
 
     rows: Source = getattr(scene, kind)
     out = scene.results[kind]
-    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=":0") as cluster:
         for first in (0, ROWS):
             rows.add(arrived(first, ROWS))
             if first == 0:
