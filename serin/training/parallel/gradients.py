@@ -56,8 +56,9 @@ class GradientMean:
             else:
                 dist.all_reduce(together, op=dist.ReduceOp.AVG)
             pieces = torch.split(together, [weight.numel() for weight in bucket])
-            for weight, piece in zip(bucket, pieces, strict=True):
-                weight.grad = piece.view_as(weight)
+            for weight, gradient, piece in zip(bucket, found, pieces, strict=True):
+                mean = piece.view_as(weight)  # an update wants it in the weight's order in memory
+                weight.grad = mean if weight.is_contiguous() else gradient.copy_(mean)
 
     def _agree(self) -> None:
         """Finds the weights that the first step has used on any rank, and divides them into messages."""

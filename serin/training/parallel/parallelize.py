@@ -77,7 +77,9 @@ def _replicated(network: nn.Module, world: Ranks) -> nn.Module:
     """All ranks begin with the first one's values."""
     if world.size > 1:
         for tensor in (*network.parameters(), *network.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+            first = tensor.detach().contiguous()
+            dist.broadcast(first, src=0)
+            tensor.detach().copy_(first)
     return network
 
 

@@ -117,6 +117,7 @@ def average_gradients(folder: Path, bucket_bytes: int) -> None:
         names = ("all", "one", "wide", "none", "last")
         network = torch.nn.ModuleDict({name: torch.nn.Linear(3, 2) for name in names})
         network["wide"].double()
+        network["one"].weight = torch.nn.Parameter(torch.rand(3, 2).t())  # in another order in memory
         mean = Parallelized(network, "ddp", world)._mean
         assert mean is not None
         used = {0: ("all", "one", "wide", "last"), 1: ("all", "wide"), 2: ("all",)}
@@ -124,10 +125,11 @@ def average_gradients(folder: Path, bucket_bytes: int) -> None:
             for weight in network[name].parameters():
                 weight.grad = torch.full_like(weight, world.rank + 1.0)
         mean()
-        found = {
-            f"{name}.grad": each.grad for name, each in network.named_parameters() if each.grad is not None
-        }
-        save_file({**network.state_dict(), **found}, folder / f"rank-{world.rank}.safetensors")
+        weights = dict(network.named_parameters())
+        means = {f"{name}.grad": each.grad for name, each in weights.items() if each.grad is not None}
+        assert all(weights[name[:-5]].stride() == mean.stride() for name, mean in means.items())
+        kept = {name: tensor.detach().contiguous() for name, tensor in {**weights, **means}.items()}
+        save_file(kept, folder / f"rank-{world.rank}.safetensors")
         network["none"].bias.grad = torch.ones(2)
         try:
             mean()
