@@ -4,26 +4,21 @@ import os
 
 from xdist.scheduler import LoadScopeScheduling
 
-# One stack for the tests of the whole; one Prefect server for all flows; all sources parsed once.
+# One stack for all tests of the whole; one Prefect server for all flows; all sources parsed once.
 TOGETHER = {
     "tests/e2e/stack": "stack",
     "tests/flows": "flows",
     "tests/tasks": "flows",
     "tests/architecture": "sources",
 }
-# With the others they would take longer than all the rest: they have a stack of their worker.
-APART = {
-    "tests/e2e/stack/test_story_payments.py": "scenarios",
-    "tests/e2e/stack/test_what_works.py": "scenarios",
-}
 # The longest first, so that no worker is left with one of them at the end.
-FIRST = ("stack", "scenarios", "flows", "tests/e2e", "tests/unit/training", "tests/unit/export")
+FIRST = ("stack", "flows", "tests/e2e", "tests/unit/training", "tests/unit/export")
 
 
 def scope(nodeid: str) -> str:
     """What must run one after another in one process: a file, or several that share something dear."""
     file = nodeid.partition("::")[0]
-    return APART.get(file) or TOGETHER.get(file.rpartition("/")[0], file)
+    return TOGETHER.get(file.rpartition("/")[0], file)
 
 
 def order(nodeid: str) -> int:

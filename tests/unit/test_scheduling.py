@@ -10,17 +10,17 @@ from tests.e2e.browser import open_browser
 from tests.scheduling import order, scope
 from tests.signals import hit, kill_9, send_group
 
-SHARED = {("tests/e2e/stack", "stack"): {"stack", "scenarios"}, ("tests", "prefect_server"): {"flows"}}
+SHARED = {("tests/e2e/stack", "stack"): "stack", ("tests", "prefect_server"): "flows"}
 
 
-def test_two_stacks_and_a_prefect_server_are_started(request: pytest.FixtureRequest) -> None:
+def test_a_stack_and_a_prefect_server_are_started_once(request: pytest.FixtureRequest) -> None:
     """Of all tests that are run now: each worker knows them all."""
     others = []
     for item in request.session.items:
         assert isinstance(item, pytest.Function)
         for name, made in item._fixtureinfo.name2fixturedefs.items():
             wanted = SHARED.get((made[-1].baseid, name))
-            if wanted is not None and scope(item.nodeid) not in wanted:
+            if wanted not in (None, scope(item.nodeid)):
                 others.append(item.nodeid)
     assert others == [], "they would start another one: see tests/scheduling.py"
 
