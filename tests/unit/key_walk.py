@@ -95,7 +95,7 @@ the queue for GPUs.
 NOT_DECIDING: Mapping[str, str] = {
     "dask": "places work", "dask_cuda": "places work", "distributed": "places work", "psutil": "reads memory sizes",
     "rmm": "gives memory", "fsspec": "brings bytes", "botocore": "brings bytes", "obstore": "brings bytes",
-    "cryptography": "signs", "pydantic": "reads specs", "pydantic_core": "reads specs",
+    "blake3": "digests", "cryptography": "signs", "pydantic": "reads specs", "pydantic_core": "reads specs",
     "packaging": "reads specs", "yaml": "reads specs",
     "ruamel": "writes a search's spec", "google": "protobuf, for ONNX",
     "mlflow": "is told metrics",
