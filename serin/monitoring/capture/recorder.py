@@ -280,9 +280,10 @@ class Recorder:
     def _finish(self, ring: Ring) -> None:
         """Removes a ring that is drained and whose writer has ended. Requests that it has counted and that are neither
         in the records nor counted as lost are counted for the release of its last entry."""
-        awaited = {name for lost in self._given_up.values() for name, _ in lost}  # not in the counters yet
-        if not ring.is_abandoned() or ring.tail < ring.head or ring.name in awaited:
+        if not ring.is_abandoned() or ring.tail < ring.head:
             return
+        if any(name == ring.name for lost in self._given_up.values() for name, _ in lost):
+            return  # its lost requests are not in the counters yet
         try:
             known = {
                 model: writer
