@@ -163,16 +163,15 @@ def _arrays(rows: Rows) -> Iterator[tuple[Array, int]]:
 
 
 def digest_part_file(
-    split: Path, index: int, name: str, numeric: Sequence[str], approximate: Sequence[str] = ()
+    split: Path, index: int, rows: int, name: str, numeric: Sequence[str], approximate: Sequence[str] = ()
 ) -> bytes:
-    """The digest of one of a part's files. Columns named in `approximate` may differ in their last bit between
-    machines: it leaves them out."""
+    """The digest of a file of a part of a split of `rows` rows. Columns named in `approximate` may differ in their last
+    bit between machines: it leaves them out."""
     file = part_folder(split, index) / name
     if name != "num.f32" or not approximate:
         with file.open("rb", buffering=0) as content:
             return digest_of(content)
-    width = len(numeric)
-    num = _map(file, "<f4", (file.stat().st_size // (4 * width), width))
+    num = _map(file, FILES[name], (_rows_of_part(index, rows), len(numeric)))
     exact = [place for place, column in enumerate(numeric) if column not in approximate]
     digest = blake3()
     for start in range(0, len(num), _DIGESTED_ROWS):
@@ -193,10 +192,10 @@ def seal_part(
 
     `digests`: what `digest_part_file` gave for each of FILES, where threads have computed it.
     """
-    count = min(PART_ROWS, rows - index * PART_ROWS)
+    count = _rows_of_part(index, rows)
     folder = part_folder(split, index)
     if digests is None:
-        digests = [digest_part_file(split, index, name, numeric, approximate) for name in FILES]
+        digests = [digest_part_file(split, index, rows, name, numeric, approximate) for name in FILES]
     digest = blake3(f"{FORMAT} {VERSION}\n".encode() + b"".join(digests)).hexdigest()
     header = {
         "format": FORMAT,
@@ -217,6 +216,10 @@ def seal_part(
     }
     (folder / HEADER).write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
     return digest
+
+
+def _rows_of_part(index: int, rows: int) -> int:
+    return min(PART_ROWS, rows - index * PART_ROWS)
 
 
 def _target_shape(folder: Path, count: int) -> list[int]:

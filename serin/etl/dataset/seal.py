@@ -56,10 +56,10 @@ class PartSeals:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="digest")
         self._digests = {
             (split, index, name): self._threads.submit(
-                digest_part_file, split, index, name, plan.numeric, list(plan.approximate)
+                digest_part_file, split, index, rows, name, plan.numeric, list(plan.approximate)
             )
             for name in FILES  # the largest of all parts first
-            for split, index, _ in self._parts
+            for split, index, rows in self._parts
         }
 
     def __enter__(self) -> Self:

@@ -129,3 +129,9 @@ def test_every_bit_of_a_part_counts_but_those_of_approximate_columns(
         path.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
         left_out = file == "num.f32" and "abc"[at // 4 % 3] in approximate
         assert (seal_part(tmp_path, 0, 10, "abc", "xy", approximate) == before) is left_out
+
+
+def test_a_part_with_too_few_numbers_is_not_sealed(tmp_path: Path) -> None:
+    write_rows(tmp_path, 0, some_rows(5))
+    with pytest.raises(ValueError, match=r"num\.f32 has 60 bytes, its header says 72"):
+        seal_part(tmp_path, 0, 6, "abc", "xy", ("b",))
