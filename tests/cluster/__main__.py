@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from tests.cluster.isolated import run_isolated, temporary_folder
-from tests.cluster.part import prepare_all
+from tests.cluster.part import prepare
 
 
 def main(arguments: list[str]) -> int:
-    prepare_all()
+    prepare()
     named = [
         each for each in arguments if not each.startswith("-") and Path(each.partition("::")[0]).exists()
     ]

@@ -11,6 +11,7 @@ import pkgutil
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 from serin.machine.locks import locked
 from tests.cluster import parts
+from tests.cluster.isolated import run_isolated, temporary_folder
 
 _made: list[str] = []
 FOLDER = Path(os.environ.get("SERIN_CLUSTER_PARTS") or Path.home() / ".cache" / "serin-cluster-parts")
@@ -36,22 +38,27 @@ def need(name: str) -> None:
         pytest.skip(f"{name} is missing: {error}")
 
 
-def prepare_all() -> None:
-    """Makes all parts that are not kept from an earlier run, and says of each which it is."""
-    for module in pkgutil.iter_modules(parts.__path__):
+def prepare(*names: str) -> None:
+    """Makes these parts, or all, that are not kept from an earlier run, and says of each which it is."""
+    for name in names or [module.name for module in pkgutil.iter_modules(parts.__path__)]:
         _made.clear()
         began = time.monotonic()
         try:
-            _install(module.name)
+            _install(name)
         except Missing as error:
-            print(f"  missing  {module.name}: {error}", flush=True)
+            print(f"  missing  {name}: {error}", flush=True)
         else:
-            word = (
-                f"made     {module.name} in {time.monotonic() - began:.0f} s"
-                if _made
-                else f"kept     {module.name}"
-            )
+            word = f"made     {name} in {time.monotonic() - began:.0f} s" if _made else f"kept     {name}"
             print(f"  {word}", flush=True)
+
+
+def run_prepared(module: str, mark: str, *names: str) -> int:
+    """Runs this command again, as `module` and with `mark` in its environment, in namespaces (isolated.py). Its parts
+    are made before: what is inside does not reach the registries."""
+    prepare(*names)
+    with temporary_folder() as folder:
+        command = [sys.executable, "-m", module, *sys.argv[1:]]
+        return run_isolated(command, {**os.environ, "TMPDIR": str(folder), mark: "1"})
 
 
 def making(what: str) -> None:

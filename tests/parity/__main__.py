@@ -9,12 +9,16 @@ import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tests.cluster.isolated import run_isolated, temporary_folder
+from tests.cluster.part import run_prepared
 from tests.parity.place import Place, machine
 from tests.parity.run import PLACES, Cell, missing, run, store
 from tests.parity.scenarios import SCENARIOS
 
 _ISOLATED = "SERIN_PARITY_ISOLATED"
+_PARTS = {
+    "hosts": ("namespaces", "seaweedfs", "valkey"),
+    "kubernetes": ("namespaces", "kubernetes", "seaweedfs"),
+}
 
 
 def open_place(name: str, folder: Path) -> AbstractContextManager[Place]:
@@ -45,10 +49,8 @@ def main() -> int:
     if not wanted:
         print("all of them have passed on this code; --again runs them once more")
         return 0
-    if given.place in ("hosts", "kubernetes") and _ISOLATED not in os.environ:
-        with temporary_folder() as folder:
-            command = [sys.executable, "-m", "tests.parity", *sys.argv[1:]]
-            return run_isolated(command, {**os.environ, "TMPDIR": str(folder), _ISOLATED: "1"})
+    if given.place in _PARTS and _ISOLATED not in os.environ:
+        return run_prepared("tests.parity", _ISOLATED, *_PARTS[given.place])
     return _run(given.place, wanted)
 
 

@@ -38,7 +38,7 @@ from serin.formats.serving.request_log import START, read_requests
 from serin.host.supervisor import Supervisor
 from serin.host.wiring import request_log
 from serin.rollout.run.access import Rollouts, home_rollouts
-from tests.cluster.isolated import run_isolated, temporary_folder
+from tests.cluster.part import run_prepared
 from tests.kit.threads import beside
 from tests.kit.waiting import until
 from tests.parity.hosts import Hosts, hosts
@@ -368,9 +368,7 @@ def main() -> int:
     asked.add_argument("--rollbacks", type=int, help="measure so many rollbacks instead")
     given = asked.parse_args()
     if _ISOLATED not in os.environ:
-        with temporary_folder() as folder:
-            command = [sys.executable, "-m", "tests.parity.faults", *sys.argv[1:]]
-            return run_isolated(command, {**os.environ, "TMPDIR": str(folder), _ISOLATED: "1"})
+        return run_prepared("tests.parity.faults", _ISOLATED, "namespaces", "seaweedfs", "valkey")
     with tempfile.TemporaryDirectory(prefix="sf-") as name, ExitStack() as ends:
         folder = Path(name)
         for home in ("home",) if given.place == "machine" else "abc":  # disks that can be filled

@@ -9,12 +9,17 @@ import tempfile
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tests.cluster.isolated import run_isolated, temporary_folder
+from tests.cluster.part import run_prepared
 from tests.ways.design import PLACES, Case, cases
 from tests.ways.place import Place, machine
 from tests.ways.run import ROOT, Cell, missing, run, store
 
 _ISOLATED = "SERIN_WAYS_ISOLATED"
+_PARTS = {
+    "host": ("namespaces", "seaweedfs"),
+    "slurm": ("namespaces", "seaweedfs", "slurm"),
+    "kubernetes": ("namespaces", "kubernetes", "seaweedfs"),
+}
 
 
 def open_place(name: str, folder: Path) -> AbstractContextManager[Place]:
@@ -46,10 +51,8 @@ def main() -> int:
     if not wanted:
         print("all of them went well on this code; --again runs them once more")
         return 0
-    if given.place != "machine" and _ISOLATED not in os.environ:
-        with temporary_folder() as folder:
-            command = [sys.executable, "-m", "tests.ways", *sys.argv[1:]]
-            return run_isolated(command, {**os.environ, "TMPDIR": str(folder), _ISOLATED: "1"})
+    if given.place in _PARTS and _ISOLATED not in os.environ:
+        return run_prepared("tests.ways", _ISOLATED, *_PARTS[given.place])
     return _run(given.place, wanted)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.isolated import run_isolated, temporary_folder
+from tests.cluster.part import run_prepared
 from tests.ways.place import COMMAND_S, ROOT, Done, run_here, sender_variables
 from tests.ways.projects import write_project
 from tests.ways.run import store_sending
@@ -104,9 +104,7 @@ def main(words: list[str]) -> int:
         case [("here" | "elsewhere") as where, path]:
             print(json.dumps(send(path, elsewhere=where == "elsewhere")))
         case _ if _ISOLATED not in os.environ:
-            with temporary_folder() as folder:
-                command = [sys.executable, "-m", "tests.ways.sending"]
-                return run_isolated(command, {**os.environ, "TMPDIR": str(folder), _ISOLATED: "1"})
+            return run_prepared("tests.ways.sending", _ISOLATED, "namespaces", "seaweedfs")
         case _:
             for name, measured in {"machine": _measure_here, "host": _measure_hosts}.items():
                 with tempfile.TemporaryDirectory(prefix="ws-") as folder:
