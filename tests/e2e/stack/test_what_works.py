@@ -10,6 +10,9 @@ from tests.parity.scenarios import SCENARIOS
 
 # Of these another test shows more, with the same parts on one machine.
 ELSEWHERE = {
+    "release": "tests/e2e/stack/test_stack_uses.py",
+    "external server": "tests/e2e/test_objectives.py",
+    "tune": "tests/e2e/test_serving_doors.py",
     "reason for a recorded answer": "tests/e2e/test_lookups.py",
     "lookups refreshed": "tests/e2e/test_lookups.py",
     "copy of a version, rolled out": "tests/e2e/stack/test_stack_copy.py",
