@@ -12,15 +12,15 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
-from serin.errors import SpecError, StackUnusable, nearest
+from serin.errors import SpecError, nearest
 from serin.machine import environment
-from serin.machine.durable import create_secret, file_signature, make_private, write_secret
+from serin.machine.durable import file_signature, make_private, own_secret, write_secret
 from serin.machine.ports import Claims, choose_port, is_loopback
 from serin.spec.roles import Access, Grant, Role
 from serin.spec.section import Duration, Section
@@ -41,10 +41,6 @@ ACCOUNT_ROLES: dict[Account, Role] = {"viewer": "view", "operator": "administer"
 """Their roles, for all models."""
 
 _SIGNING = "session-key"
-_BEFORE = {
-    "viewers": "view",
-    "operators": "administer",
-}  # keys of an earlier version, and what they stood for
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +60,6 @@ class OidcSettings(Section):
     """The claim of the ID token that names the groups of a person: a text or a list of texts."""
     groups: Mapping[str, tuple[Grant, ...]] = Field(min_length=1)
     """For each group, roles for models. The roles of several groups add up."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_groups(cls, given: Any) -> Any:
-        for name, role in _BEFORE.items():
-            if isinstance(given, dict) and name in given:
-                groups = given[name] if isinstance(given[name], list) and given[name] else ["GROUP"]
-                entry = f"{groups[0]}: [{{models: '*', role: {role}}}]"
-                raise ValueError(f"the key `{name}` is now a part of `groups`; write `groups: {{{entry}}}`")
-        return given
 
     def known(self, groups: Iterable[str]) -> tuple[str, ...]:
         """Returns those of the groups that have a role."""
@@ -251,24 +237,3 @@ def matching_account(home: Path, given: str) -> Account | None:
 
 def _folder(home: Path) -> Path:
     return home / "console"
-
-
-def own_secret(path: Path) -> str:
-    """Returns the secret in a file that only its owner can read, and creates it if needed."""
-    for _ in range(2):
-        try:
-            mode, text = path.stat().st_mode, path.read_text(encoding="ascii").strip()
-        except FileNotFoundError:
-            make_private(path.parent)
-            create_secret(path, f"{secrets.token_urlsafe(32)}\n")
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            raise StackUnusable(
-                problem=f"{path} cannot be read: {error}; remove it to get another"
-            ) from error
-        if mode & 0o077 or len(text) < 32:
-            raise StackUnusable(
-                problem=f"{path} can be read by others or contains no secret; remove it to get another"
-            )
-        return text
-    raise StackUnusable(problem=f"{path} disappears as soon as it is written")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from serin.errors import KeyFileBroken, LeadershipLost, ProcessFailed, SerinError, StackUnusable
+from serin.errors import KeyFileBroken, LeadershipLost, ProcessFailed, SerinError
 from serin.host.standing import stack_environment, standing_process
 from serin.host.state import Stack, write_stack
 from serin.host.supervisor import Supervisor
@@ -172,23 +172,11 @@ def console_process(home: Path) -> Process:
 
 
 def launch_stack(planned: Stack) -> Stack:
-    """Launches the supervisor, still without processes, and records the stack. Raises StackUnusable for a home of an
-    earlier Serin."""
-    _refuse_old_journals(planned.home)
+    """Launches the supervisor, still without processes, and records the stack."""
     pid = Supervisor(planned.home).launch(stack_environment(planned.home))
     stack = replace(planned, supervisor_pid=pid, supervisor_ticks=start_ticks(pid) or 0, since=time.time())
     write_stack(stack)
     return stack
-
-
-def _refuse_old_journals(home: Path) -> None:
-    for journal in (home / "rollouts").glob("*/journal.jsonl"):
-        problem = (
-            f"{journal} was written by an earlier Serin, and this one keeps decisions in another form. Move "
-            f"{home / 'rollouts'} away; the models stay in the store, and `serin rollout start MODEL:VERSION` serves "
-            "one again (`serin models` lists them; the alias `live` is the version that was served)"
-        )
-        raise StackUnusable(problem=problem)
 
 
 def watch_supervisor(stack: Stack, stop: threading.Event) -> None:

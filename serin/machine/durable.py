@@ -12,12 +12,15 @@ import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+from serin.errors import StackUnusable
 
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _WORTH_BYTES = 2**20
 _SYNCS_AT_ONCE = 16  # a disk takes several at the price of one
 _beside = ThreadPoolExecutor(4, thread_name_prefix="begin-sync")  # its threads start when they are needed
+_ANOTHER: Final = "run `serin down`, remove it, and `serin up` makes another"
 _SYNC_RANGE = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux has it
 if _SYNC_RANGE is not None:
     _SYNC_RANGE.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -121,6 +124,24 @@ def create_secret(path: Path, text: str) -> None:
     with _secret_scratch(path, text) as scratch, contextlib.suppress(FileExistsError):
         os.link(scratch, path)
     sync(path.parent)
+
+
+def own_secret(path: Path, prefix: str = "") -> str:
+    """Returns the secret in a file that only its owner can read. Where there is none, one that begins with `prefix` is
+    created; two concurrent calls get the same."""
+    for _ in range(2):
+        try:
+            mode, text = path.stat().st_mode, path.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            make_private(path.parent)
+            create_secret(path, f"{prefix}{secrets.token_urlsafe(32)}\n")
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise StackUnusable(problem=f"{path} cannot be read: {error}; {_ANOTHER}") from error
+        if mode & 0o077 or len(text) < 32 or not text.startswith(prefix):
+            raise StackUnusable(problem=f"{path} can be read by others or contains no secret; {_ANOTHER}")
+        return text
+    raise StackUnusable(problem=f"{path} disappears as soon as it is written")
 
 
 @contextlib.contextmanager

@@ -8,18 +8,15 @@ environment of the stack's own processes and in this file, never on a command li
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from serin.errors import NotUp, StackUnusable
+from serin.errors import NotUp
 from serin.host.state import Stack, running_here
 from serin.machine import environment
-from serin.machine.durable import create_secret, make_private
+from serin.machine.durable import own_secret
 from serin.prefect.rest_api import Api, answers
-
-_USER = "serin"
 
 
 def login_file(home: Path) -> Path:
@@ -27,37 +24,13 @@ def login_file(home: Path) -> Path:
 
 
 def make_login(home: Path) -> str:
-    """Returns `user:password` of this home and creates it if needed; two concurrent calls get the same."""
-    found = read_login(home)
-    if found is not None:
-        return found
-    make_private(home)
-    create_secret(login_file(home), f"{_USER}:{secrets.token_urlsafe(32)}\n")
-    made = read_login(home)
-    assert made is not None
-    return made
+    """Returns `user:password` of this home and creates it if needed."""
+    return own_secret(login_file(home), "serin:")
 
 
 def read_login(home: Path) -> str | None:
-    """Returns `user:password`, or None where no stack was ever started. Raises StackError when others could have read
-    it."""
-    path = login_file(home)
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise StackUnusable(
-            problem=f"{path} cannot be read: {error}; remove it, and `serin up` creates another"
-        ) from error
-    if mode & 0o077:
-        raise StackUnusable(
-            problem=f"{path} can be read by others; run `serin down`, remove it, and `serin up` creates another"
-        )
-    if text.count(":") != 1 or not all(text.split(":")):
-        raise StackUnusable(problem=f"{path} contains no login; remove it, and `serin up` creates another")
-    return text
+    """Returns `user:password`, or None where no stack was ever started."""
+    return make_login(home) if login_file(home).exists() else None
 
 
 def stack_api(stack: Stack) -> Api:

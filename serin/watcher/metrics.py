@@ -33,11 +33,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from serin.errors import SerinError, SpecError, StateUnavailable
-from serin.host.console import own_secret
 from serin.host.gpu_use import read_gpu_use
 from serin.host.metrics_address import candidates, remove_address, token_file, write_address
 from serin.host.windows import ask_windows, plans_folder
 from serin.host.wiring import build_gateway
+from serin.machine.durable import own_secret
 from serin.monitoring.alerts.book import read_alerts
 from serin.monitoring.capture.counters import models_captured, read_captures
 from serin.monitoring.drift.read import read_drift

@@ -216,8 +216,6 @@ OIDC = "oidc: {issuer: 'https://login.example.com', client_id: x"
         ("oidc: {issuer: 'http://login.example.com', client_id: x}", "must be an https URL"),
         ("oidc: {issuer: 'https://login.example.com', client_id: x}", "oidc.groups: is missing; add it"),
         (f"{OIDC}, groups: {{ml: [{{models: '*', role: view}}]}}}}", "url: is missing"),
-        (f"{OIDC}, operators: [ml]}}", r"write `groups: \{ml: \[\{models: '\*', role: administer\}\]\}`"),
-        (f"{OIDC}, viewers: [all]}}", r"write `groups: \{all: \[\{models: '\*', role: view\}\]\}`"),
         (f"{OIDC}, groups: {{ml: [{{models: '*', role: viewer}}]}}}}", "oidc.groups.ml.0.role: .*'release'"),
         (
             f"{OIDC}, groups: {{ml: [{{models: 'Fraud*', role: view}}]}}}}",
