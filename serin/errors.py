@@ -34,7 +34,6 @@ SerinError                      what happened, where, what to do next; fields fo
 │   └── GpuUnusable             a GPU that cupy cannot use
 ├── StoreError                  the store cannot do what was asked
 │   ├── NotFound                no such dataset, model, version, alias or run (exit code 2)
-│   ├── FormatOutdated          what another version of Serin stored, with other keys in its spec
 │   ├── StoreNotWritable        full disk, no permission
 │   ├── StoreUnreachable        an object store that does not answer, or refuses the caller (retryable)
 │   ├── StoreNotConditional     an object store without conditional writes (exit code 2)
@@ -557,13 +556,6 @@ class SigningKeyUnfit(StoreError):
 
 class RingBroken(StoreError):
     template = "{path} is not a ring of recorded requests: {reason}; the requests in it are lost"
-
-
-class FormatOutdated(StoreError):
-    template = (
-        "{path} has version {found} of the format {form}, and this Serin reads version {expected}, in which keys of "
-        "the spec have other names (see CHANGELOG.md); {advice}"
-    )
 
 
 class LeaseUnavailable(SerinError):

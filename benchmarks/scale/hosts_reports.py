@@ -30,7 +30,7 @@ def requests(host: str, state: DesiredState, since: float, until: float) -> list
             role, release = ("candidate", arm.candidate) if number % 2 else ("stable", arm.stable)
             us = 900.0 + 13.0 * (number % 17)
             name = f"{host}-{until:.3f}-{number}"
-            found.append(Request(t, model, epoch, role, release, 200, None, us, us, 1, "-", "HTTP/1.1", name))
+            found.append(Request(t, model, epoch, role, release, 200, None, us, 1, "-", name))
     return sorted(found)
 
 

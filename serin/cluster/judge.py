@@ -119,7 +119,7 @@ class ClusterJudge:
         known: Mapping[str, Any] = rollout.evidence.get(HOSTS, {})
         gathered = _Gathered(
             places={host: (place[0], place[1]) for host, place in known.items()},
-            courses={host: place[2] for host, place in known.items() if len(place) > 2},
+            courses={host: place[2] for host, place in known.items()},
         )
         for host, report in self._hosts.reports.items():
             newest = report.evidence_seq

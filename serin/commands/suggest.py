@@ -25,7 +25,6 @@ MEANT = {
     "ps": "`serin status` shows the stack.",
     "restart": "`serin down` and `serin up` restart the stack.",
     "rollback": "`serin rollout rollback MODEL` returns to an earlier version.",
-    "score": "`serin predict MODEL ROWS` scores rows.",
     "serve": "`serin up` starts serving, `serin rollout start MODEL` rolls a version out.",
     "start": "`serin up` starts the stack.",
     "stop": "`serin down` stops the stack, `serin retire MODEL` takes one model out of service.",

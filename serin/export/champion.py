@@ -25,7 +25,6 @@ from serin.errors import (
     ChampionRefused,
     DataError,
     ExportFailed,
-    FormatOutdated,
     PredictionFailed,
     ServedElsewhere,
     SpecError,
@@ -65,7 +64,7 @@ def meet_champion(
     if live is None:
         return ChampionReport(verdict="not compared", reason="there is no live model")
     try:
-        with _needed("the live model cannot be opened", BundleBroken, BundleUntrusted, FormatOutdated):
+        with _needed("the live model cannot be opened", BundleBroken, BundleUntrusted):
             bundle = find_trusted(store, spec.name, "live")
         report, problem = _compare(spec, candidate, schema, bundle, read_rows)
     except _Incomparable as error:

@@ -32,5 +32,5 @@ def write_lookups(folder: Path, lookups: Lookups) -> None:
 
 
 def read_lookups(folder: Path) -> Lookups | None:
-    """The lookups of the bundle in this folder; None when it has none, or is older than this file."""
+    """The lookups of the bundle in this folder; None when it has none."""
     return read_facts(folder / FILE, Lookups.from_json) if (folder / FILE).is_file() else None

@@ -8,7 +8,6 @@ blend is the weighted sum of its members' logits (of their values in a regressio
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,19 +16,13 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serin.errors import CheckpointBroken
-from serin.machine.documents import check_version
 from serin.spec.model import ModelSpec
 
 RECORD = "model.json"
-_FORMAT: Final = "serin.weights"
-_TRAIN_AGAIN: Final = "train the model again (`serin train SPEC`)"
 WEIGHTS: Final = "weights.safetensors"
 TREES: Final = "trees.ubj"
 GRAPH: Final = "model.onnx"
 BLEND: Final = "blend.json"
-# The layout of a network's weights, where that has changed since the first version of it: files of an older
-# layout load without a complaint of torch's and answer nonsense. 2 of ft_transformer: queries, keys, values by head.
-LAYOUTS: Final[Mapping[str, int]] = {"ft_transformer": 2}
 
 
 class _Record(BaseModel):
@@ -51,7 +44,6 @@ class ModelRecord(_Record):
     shape: ShapeRecord | None = None
     task: Literal["binary", "multiclass", "regression"] | None = None
     file: Literal["weights.safetensors", "trees.ubj", "model.onnx", "blend.json"] = WEIGHTS
-    layout: int = 1  # of the weights: one of LAYOUTS
     weights_sha256: str = ""  # of the file
 
 
@@ -64,7 +56,7 @@ def write_trained(folder: Path, data: bytes | Callable[[Path], None], model_json
         file.write_bytes(data)
     else:
         data(file)
-    record = record.model_copy(update={"layout": _layout(record), "weights_sha256": file_sha256(file)})
+    record = record.model_copy(update={"weights_sha256": file_sha256(file)})
     (folder / RECORD).write_text(record.model_dump_json(indent=1) + "\n")
 
 
@@ -72,18 +64,9 @@ def read_record(folder: Path | str) -> ModelRecord:
     """What model.json says. Says nothing about the file beside it: `read_trained` does."""
     place = Path(folder)
     try:
-        document = json.loads((place / RECORD).read_text())
-        check_version(document, path=place / RECORD, form=_FORMAT, version=2, advice=_TRAIN_AGAIN)
-        record = ModelRecord.model_validate(document)
-    except (OSError, ValidationError, json.JSONDecodeError) as error:
+        return ModelRecord.model_validate_json((place / RECORD).read_text())
+    except (OSError, ValueError) as error:
         raise CheckpointBroken(path=place, reason=str(error)) from error
-    if record.layout != _layout(record):
-        reason = (
-            f"the weights of {record.model.kind} have layout {record.layout}, this version of serin reads layout "
-            f"{_layout(record)}; train it again"
-        )
-        raise CheckpointBroken(path=place, reason=reason)
-    return record
 
 
 def find_trained(folder: Path | str) -> tuple[ModelRecord, Path]:
@@ -117,10 +100,6 @@ def _check_digest(place: Path, record: ModelRecord, digest: str) -> None:
 def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _layout(record: ModelRecord) -> int:
-    return LAYOUTS.get(record.model.kind, 1)
 
 
 class BlendMember(_Record):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from serin.errors import BundleBroken, FileBroken, FormatOutdated
+from serin.errors import BundleBroken, FileBroken
 
 T = TypeVar("T")
 
@@ -53,14 +53,6 @@ def read_if_any(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return {}
-
-
-def check_version(document: Any, *, path: Path, form: str, version: int, advice: str) -> None:
-    """FormatOutdated for a document of this form that another version of Serin wrote: the specs inside have other keys.
-    Others pass unseen."""
-    if isinstance(document, dict) and document.get("format") == form and document.get("version") != version:
-        found = document.get("version")
-        raise FormatOutdated(path=str(path), form=form, found=found, expected=version, advice=advice)
 
 
 def write_facts(path: Path, document: Mapping[str, Any]) -> None:

@@ -102,24 +102,16 @@ class Row(Document):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Annotates a field whose JSON is what `dump` makes of it; `load` takes that back. With `typed` the field's own
-    type is checked and written in between."""
+    """Annotates a field whose JSON is what `dump` makes of it; `load` takes that back."""
 
     load: Callable[[Any], Any]
     dump: Callable[[Any], Any]
-    typed: bool = False
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         from pydantic_core import core_schema
 
-        if self.typed:
-            return _between(self.load, handler(source), self.dump)
         written = core_schema.plain_serializer_function_ser_schema(self.dump)
         return core_schema.no_info_plain_validator_function(self.load, serialization=written)
-
-
-PAIRS = Stored(dict, lambda plain: [[key, plain[key]] for key in sorted(plain)], typed=True)
-"""For a mapping whose JSON is a list of pairs, because its keys are numbers."""
 
 
 def checked(document: Any, form: str, version: int) -> dict[str, Any]:
@@ -153,7 +145,7 @@ def value2json(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """As it comes back from JSON, so that the two can be compared."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {str(key) if isinstance(key, int) else key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value.value if isinstance(value, Enum) else value

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from serin.errors import BundleBroken, FormatOutdated, LabelsUnfit, NotFound, SpecError
+from serin.errors import BundleBroken, LabelsUnfit, NotFound, SpecError
 from serin.formats.schema import read_schema
 from serin.machine import environment
 from serin.monitoring.capture.read import records_in
@@ -117,7 +117,7 @@ def watched_versions(store: Store, model: str) -> Versions:
         try:
             folder = Path(store.bundle(model, version).path)
             spec, schema = stored_spec(folder), read_schema(folder)
-        except (NotFound, SpecError, BundleBroken, FormatOutdated, OSError):
+        except (NotFound, SpecError, BundleBroken, OSError):
             return None
         if not spec.has_target or answer_of(schema) is None:
             return None

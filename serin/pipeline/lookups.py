@@ -120,8 +120,7 @@ def live_release(store: Store, model: str) -> Release:
 
 
 def lookup_ages(store: Store, release: Release) -> list[LookupAge]:
-    """The tables of a release's lookups, with the time when each was read last; none for a version without lookups, or
-    one that was exported before they could be refreshed."""
+    """The tables of a release's lookups, with the time when each was read last; none for a version without lookups."""
     folder = Path(store.bundle(release.model, release.label).path)
     known = read_lookups(folder)
     if known is None:
@@ -174,8 +173,6 @@ def _refreshable(base: Bundle) -> tuple[PipelineSpec, Lookups]:
     if known is not None:
         return stored_spec(folder), known
     reason = f"version {base.version} has no lookups that can be refreshed: its spec has no join with source: lookup"
-    if (folder / "lookups").is_dir():
-        reason = f"version {base.version} was exported by an older Serin; export the model again"
     raise LookupRefused(table=base.model, reason=reason)
 
 

@@ -27,6 +27,7 @@ from serin.machine.durable import write_whole
 from serin.machine.hardware import Device, core_count, inventory
 from serin.machine.leases import lease
 from serin.machine.locks import locked
+from serin.scoring.targets.folder import FolderTarget, open_folder
 from serin.scoring.targets.target import (
     RECORDED,
     ScoredRun,
@@ -130,8 +131,6 @@ def open_target(out: Entry) -> Target:
     """The target that an entry names; nothing is read or written. Runs of tables are made in the home."""
     found = read_target(out)
     if isinstance(found, str):
-        from serin.scoring.targets.folder import open_folder
-
         return open_folder(found)
     key = hashlib.sha256(found.model_dump_json().encode()).hexdigest()[:16]
     folder = environment.home() / "scores" / key
@@ -191,7 +190,7 @@ def _finish(target: Target, runs: Mapping[int, ScoredRun]) -> None:
     needed: not those of rows that could not be recorded."""
     last, folder = max(runs, default=0), target.folder
     for number, run in run_folders(folder).items():
-        if number <= last and _is_recorded(run, number, runs) and not target.is_its_files:
+        if number <= last and _is_recorded(run, number, runs) and not isinstance(target, FolderTarget):
             _remove(run)
     shutil.rmtree(folder / _ROWS, ignore_errors=True)
     for path in folder.glob(".run-*"):

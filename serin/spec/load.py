@@ -20,18 +20,6 @@ from serin.spec.pipeline import PipelineSpec
 from serin.spec.tables import as_of, located
 from serin.spec.yaml_file import read_mapping
 
-_RENAMED = {
-    "serving.p99_ms": "objectives.latency_ms",
-    "serving.gpu_memory_mb": "serving.gpu_memory, a size such as 4GB",
-    "serving.queue_delay_us": "serving.queue_delay, a duration such as 500us",
-    "serving.max_string_bytes": "serving.max_string, a size such as 64KiB",
-    "monitoring.capture.days": "monitoring.capture.keep, a duration such as 30d",
-    "monitoring.capture.max_gb": "monitoring.capture.max_size, a size such as 10GB",
-    "rollout.max_error_share": "objectives.availability, the share of requests that must not fail",
-    "rollout.max_slow_share": "objectives.latency_share, the share of requests that must not be slow",
-    "monitoring.objectives": "objectives, a section at the top; its rollback: monitoring.rollback_on_burn",
-}  # keys of earlier versions of Serin
-_REMOVED = {("training.strategy", "pipeline"): "use fsdp, or tensor for a table too large for any device"}
 _FILE_NAMES = ("pipeline.yaml", "spec.yaml")
 _PACKAGES = "serin.machine.packages"  # in a higher layer, so it is imported by its name, as operators are
 
@@ -209,16 +197,12 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
 
 def _sentence(item: Any) -> str:
     if item["type"] == "extra_forbidden":
-        if new := _RENAMED.get(_key(item["loc"])):
-            return f"is now {new}"
         return f"unknown key{nearest(str(item['loc'][-1]), _known_keys(item['loc'][:-1]))}"
     if item["type"] == "missing":
         return "is missing; add it"
     text = str(item["msg"]).removeprefix("Value error, ")
     given = item.get("input")
     if item["type"] == "literal_error" and isinstance(given, str):
-        if instead := _REMOVED.get((_key(item["loc"]), given)):
-            return f"must be {item['ctx']['expected']}; {given} was removed: {instead}"
         options = re.findall(r"'([^']*)'", item["ctx"]["expected"])
         close = nearest(given, options)
         return f"must be {item['ctx']['expected']}, not {given!r}{close if 'did you mean' in close else ''}"

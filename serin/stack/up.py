@@ -48,7 +48,6 @@ from serin.serving.envoy.gateway import DRAIN_S
 from serin.serving.envoy.pages import Pages
 from serin.serving.envoy.tls import TlsFiles
 from serin.serving.triton.installation import find_request_filter, find_triton
-from serin.serving.triton.release_record import check_records
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,6 @@ def bring_up(
                 raise AlreadyUp(home=home, pid=last.supervisor_pid)
             return _switch_tls_on(last, tls)
         check_address(home, address, tls)
-        check_records(home / "releases")
         leftovers = clear_away(home)
         if leftovers:
             logger.info(f"cleaned up after a stack that had crashed: {leftovers}")

@@ -12,13 +12,12 @@ from typing import Any, Final
 
 from serin.errors import BundleBroken, NameInvalid
 from serin.machine import environment
-from serin.machine.documents import check_version
 from serin.machine.durable import make_private
 from serin.store.artifacts import Bundle, Dataset, Release
 
 BUNDLE_FORMAT: Final = "serin.bundle"
 SERVER: Final = "server.json"  # in the place of a graph: the address of a server that Serin does not run
-BUNDLE_VERSION: Final = 2  # 2: the keys of the spec were renamed
+BUNDLE_VERSION: Final = 2
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 
@@ -36,7 +35,6 @@ def bundle_at(folder: Path, release: Release) -> Bundle:
     raw = manifest.read_bytes()
     with suppress(ValueError):  # a manifest that cannot be read is refused by who reads it
         document = json.loads(raw)
-        check_bundle_version(document, manifest)
         _check_place(document, folder, release)
     digest = hashlib.sha256(raw).hexdigest()
     metrics = folder / "metrics.json"
@@ -53,12 +51,6 @@ def bundle_at(folder: Path, release: Release) -> Bundle:
         digest=digest,
         metrics=numbers,
     )
-
-
-def check_bundle_version(document: Any, path: Path) -> None:
-    """FormatOutdated for the manifest of a bundle that another version of Serin wrote."""
-    advice = "export the model again (`serin export SPEC`)"
-    check_version(document, path=path, form=BUNDLE_FORMAT, version=BUNDLE_VERSION, advice=advice)
 
 
 def _check_place(document: Any, folder: Path, release: Release) -> None:

@@ -134,10 +134,7 @@ def _collect(
 
 def _workspaces(store: Store, folder: Path) -> Iterator[_Candidate]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        lock = store.workspace_lock(path.name)
-        # One without a lock is of an older Serin, whose process may live: it goes when it is old.
-        age = None if lock.exists() else path
-        yield _Candidate(kind="workspace", name=path.name, path=path, lock=lock, age=age)
+        yield _Candidate(kind="workspace", name=path.name, path=path, lock=store.workspace_lock(path.name))
 
 
 def _runs(home: Path) -> Iterator[_Candidate]:

@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from serin.errors import EventRefused
 from serin.formats.nulls import null_of
@@ -20,7 +20,6 @@ from serin.windows.state import State
 
 _KEY_BYTES = 16
 Outcome = Literal["counted", "repeated", "late", "old", "incomplete", "crowded"]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The outcome of a row: `incomplete` lacks a key, a time or an id; `crowded` is one of a key with too many events."""
 Rows = Mapping[str, Sequence[Any]]
 """The columns of events, one value per row: strings, integers, floats; None is null."""

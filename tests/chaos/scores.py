@@ -176,7 +176,7 @@ def _compare(result: Result, rows: int, step: int) -> dict[str, int]:
     runs = target.read_runs()
     records = captured(Path(os.environ["SERIN_HOME"]), bundles.MODEL, columns=["_id", "_row"])
     recorded = list(zip(*(records.column(name).to_pylist() for name in ("_id", "_row")), strict=True))
-    kept = "run-" if target.is_its_files else ".lock"
+    kept = "run-" if isinstance(target, FolderTarget) else ".lock"
     left = [
         path.name for path in target.folder.glob("*") if not path.name.startswith((kept, ".lock", ".gone"))
     ]

@@ -42,10 +42,8 @@ class Traffic:
                 503 if failed[i] else 200,
                 None,
                 math.ceil(us[i]),
-                None,
                 1,
                 "-",
-                "HTTP/1.1",
                 f"{seed}-{i}",
             )
             for i in ended

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from serin.machine.typed_json import PAIRS, Document, Row, Stored
+from serin.machine.typed_json import Document, Row, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Example(Document, form="serin.example", version=3, omit=("note",)):
     kind: Literal["a", "b"]
     total: Counts
     parts: tuple[Part, ...] = ()
-    seconds: Annotated[Mapping[int, Counts], PAIRS] = field(default_factory=dict)
+    seconds: Mapping[int, Counts] = field(default_factory=dict)
     letters: Annotated[tuple[str, ...], Stored(tuple, "".join)] = ()
     note: str | None = None
     rest: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ DOCUMENT = {
     "kind": "b",
     "total": [3, 1],
     "parts": [{"name": "ü", "share": float("inf")}, {"name": "", "share": 0.5}],
-    "seconds": [[2, [0, 0]], [11, [1, 0]]],
+    "seconds": {"11": [1, 0], "2": [0, 0]},
     "letters": "xy",
     "note": "why",
     "rest": {"pair": [1, None]},
@@ -80,7 +80,7 @@ def test_what_is_absent_has_its_default_and_what_is_empty_may_be_left_out() -> N
         ({"total": [1, "many"]}, "total: errors: Input should be a valid integer.*, not 'many'"),
         ({"parts": [{"name": "p"}]}, "parts: 0: share: Field required"),
         ({"parts": [{"name": "p", "share": 1, "size": 2}]}, "parts: 0: size: Unexpected"),
-        ({"seconds": [[1, [1, 2, 3]]]}, "seconds: 1: zip"),
+        ({"seconds": {"1": [1, 2, 3]}}, "seconds: 1: zip"),
         ({"colour": "red"}, "colour: Unexpected"),
     ],
 )

@@ -38,7 +38,6 @@ from serin.machine.durable import make_private
 from serin.machine.ports import Claims
 from serin.machine.process import start_ticks
 from serin.serving.triton.installation import find_triton
-from serin.serving.triton.release_record import check_records
 from serin.store.open import StoreProbe, open_objects
 
 log = logging.getLogger(__name__)
@@ -135,7 +134,6 @@ def _take_over(last: Stack) -> Stack:
 def _start(home: Path, settings: AgentSettings, last: Stack | None) -> Stack:
     if not settings.gateway_only:
         find_triton()
-        check_records(home / "releases")
     clear_away(home)
     expert = Path(settings.envoy_file) if settings.envoy_file else None
     reached_on = prepare_gateway(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from serin.machine.typed_json import PAIRS, Document
+from serin.machine.typed_json import Document
 from serin.store.artifacts import Endpoint, ModelRoute
 
 PREFIX: Final = "cluster/desired/"
@@ -32,7 +32,7 @@ class EvidenceArm:
     stable: str
     since_epoch: int  # the first weight epoch that counts
     since_t: float  # seconds since 1970: requests from then on are read
-    shares: Annotated[Mapping[int, float], PAIRS]  # the candidate's share (0 .. 1) by weight epoch
+    shares: Mapping[int, float]  # the candidate's share (0 .. 1) by weight epoch
     plan: Mapping[str, Any]  # rollout.decide.plan.Plan.to_json()
     resume: Mapping[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ CLIENT_ID_BYTES = 128  # of a client's own id; the rest of a longer one is cut o
 
 
 class Request(NamedTuple):
-    """A line of the request log, in the order of its fields there."""
+    """What is counted of a line of the request log, which has more for people."""
 
     t: float  # arrival, seconds
     model: str
@@ -27,16 +27,10 @@ class Request(NamedTuple):
     code: int  # HTTP status; 0 when none was sent
     grpc: int | None
     us: float | None  # request fully received to response sent; None when no response was sent
-    up_us: float | None
     attempts: int
     flags: str
-    proto: str
     id: str  # made by the gateway
-    client_id: str = ""  # the client's own x-request-id, not unique; empty when it sent none
-    trace: str = (
-        ""  # the id of the trace (W3C traceparent) that the request belongs to, 32 hexadecimal digits
-    )
-    ms: float | None = None  # arrival to the end of the stream; None: a line of an older gateway
+    ms: float | None = None  # arrival to the end of the stream
     received_ms: float | None = None  # arrival to the last byte of the request; None: it did not come
 
     @property

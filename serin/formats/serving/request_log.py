@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,10 +24,7 @@ _MAX_BYTES: Final = 16 << 20
 _NEAR_BYTES: Final = 64 << 10  # a search by time ends when it is this close
 _LONGEST_S: Final = 30.0  # lines are in order of completion, so one may be this much older than the next
 
-_LATER: Final = ("client_id", "trace", "ms", "received_ms")  # lines that an earlier version wrote lack them
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-
-_fields = itemgetter(*(name for name in Request._fields if name not in _LATER))
+_fields = itemgetter(*Request._fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +198,7 @@ def _request(row: dict[str, Any]) -> Request | None:
 
     Envoy writes numbers as strings in places, and null or "-" for what there was not.
     """
-    t, model, epoch, arm, release, code, grpc, us, up_us, attempts, flags, proto, id_ = _fields(row)
+    t, model, epoch, arm, release, code, grpc, us, attempts, flags, id_, ms, received_ms = _fields(row)
     if not model or not release or model == "-" or release == "-":
         return None
     return Request(
@@ -214,28 +210,12 @@ def _request(row: dict[str, Any]) -> Request | None:
         int(_number(code) or 0),
         None if (status := _number(grpc)) is None else int(status),
         _number(us),
-        _number(up_us),
         int(_number(attempts) or 0),
         flags or "-",
-        proto or "-",
         id_ or "-",
-        _text(row.get("client_id")),
-        _trace_id(row.get("trace")),
-        _number(row.get("ms")),
-        _number(row.get("received_ms")),
+        _number(ms),
+        _number(received_ms),
     )
-
-
-def _text(value: Any) -> str:
-    return "" if value is None or value == "-" else str(value)
-
-
-def _trace_id(value: Any) -> str:
-    """The trace's id out of a traceparent header; empty when there is none or it is not one."""
-    if value is None or value == "-":
-        return ""
-    match = _TRACEPARENT.fullmatch(value)
-    return match[1] if match else ""
 
 
 def _number(value: Any) -> float | None:

@@ -49,8 +49,9 @@ class Counters:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Counters:
-        rings = {name: each for name, each in document.get("writers", {}).items() if "position" in each}
-        return json2value(cls, {"releases": document.get("releases", {}), "writers": rings})
+        return json2value(
+            cls, {"releases": document.get("releases", {}), "writers": document.get("writers", {})}
+        )
 
     @property
     def requests(self) -> int:

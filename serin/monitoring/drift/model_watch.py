@@ -34,11 +34,6 @@ _PAST: Final = 50  # ended alarms that are kept
 _BUCKET_S: Final = 10_800
 _BUCKETS: Final = 8
 _COUNTS: Final = Stored(lambda text: text2array(text, np.int64), array2text)
-_BY_COLUMN: Final = Stored(
-    lambda alarms: {alarm["column"]: alarm for alarm in alarms},
-    lambda plain: list(plain.values()),
-    typed=True,
-)
 
 _LOST = "restore it, or move it away: the drift of {model} is then watched from now on"
 
@@ -71,7 +66,7 @@ class ReleaseState(Document):
     rows: int = 0
     first: float | None = None
     newest: float | None = None
-    alarms: Annotated[dict[str, Alarm], _BY_COLUMN] = field(default_factory=dict)
+    alarms: dict[str, Alarm] = field(default_factory=dict)
     past: tuple[PastAlarm, ...] = ()
     recent: dict[int, Annotated[Array, _COUNTS]] = field(default_factory=dict)
     detector: dict[str, Any] = field(default_factory=dict)

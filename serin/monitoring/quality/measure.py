@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from serin.formats.reason import utc
 from serin.formats.schema import Task
 from serin.formats.serving.quality_evidence import QualityBlocks
 from serin.formats.wire import wire_column
-from serin.machine.typed_json import Document, Stored
+from serin.machine.typed_json import Document
 from serin.monitoring.alerts.alert import Alert
 from serin.monitoring.quality.follow import QualityState
 from serin.monitoring.quality.keys import RELEASE, TIME
@@ -321,22 +321,12 @@ class Watch:
         return _YEAR_S / self.reference.block_s / self.spec.false_alarms
 
 
-def _json2open(rows: Sequence[tuple[int, int, float]]) -> dict[int, tuple[int, float]]:
-    return {int(period): (int(count), float(total)) for period, count, total in rows}
-
-
-def _open2json(blocks: Mapping[int, tuple[int, float]]) -> list[list[float]]:
-    return [[period, *block] for period, block in sorted(blocks.items())]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveState(Document):
     """`open`: rows and sum of losses by period. `judged`: the last period that was. `delay_s`: how long most labels
     take. `used` and `total`: all labels so far and the sum of their losses."""
 
-    open: Annotated[Mapping[int, tuple[int, float]], Stored(_json2open, _open2json)] = field(
-        default_factory=dict
-    )
+    open: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     judged: int | None = None
     delay_s: float = 0.0
     evidence: MeanEvidence = field(default_factory=MeanEvidence)

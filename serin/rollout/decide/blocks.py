@@ -95,10 +95,6 @@ CountedRows = Annotated[
         lambda bins: [counts2json(row) for row in bins],
     ),
 ]
-_SPLITS = Stored(
-    lambda rows: {epoch: (some, every) for epoch, some, every in rows},
-    lambda splits: [[epoch, *pair] for epoch, pair in sorted(splits.items())],
-)
 Wealth = Annotated[Array, Stored(np.array, np.ndarray.tolist)]  # of one bet
 
 
@@ -114,7 +110,7 @@ class Block(Document):
     equal_saved: tuple[int, int] = (0, 0)  # answered by another release
     saved: tuple[int, int] = (0, 0)  # of all the candidate's, and of stable's without its baseline
     # By weight epoch: candidate's, all.
-    splits: Annotated[Mapping[int, tuple[int, int]], _SPLITS] = field(default_factory=dict)
+    splits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def stable_away(self) -> bool:

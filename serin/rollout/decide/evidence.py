@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final
 
 import numpy as np
 
 from serin.evidence.e_process import Array, e_value, seconds_until, split_evidence, start
 from serin.evidence.histogram import BINS
 from serin.formats.serving.request import Request
-from serin.machine.typed_json import PAIRS, Document, Stored, json2value
+from serin.machine.typed_json import Document, Stored
 from serin.rollout.decide.blocks import (
     NO_COUNTS,
     Block,
@@ -47,22 +47,15 @@ _QUIET_S: Final = 60.0  # without requests for this long, and for ten usual gaps
 _PACE_S: Final = 10  # fewer seconds say nothing about how fast evidence grows
 
 
-_SECONDS = Stored(
-    lambda rows: [(second, counts) for second, *counts in rows],
-    lambda recent: [[second, *counts] for second, counts in recent],
-    typed=True,
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence(Document, omit=("quality",)):
     since: int = 0  # the first weight epoch that counts
     epoch: int = 0
-    shares: Annotated[Mapping[int, float], PAIRS] = field(default_factory=dict)  # by weight epoch
+    shares: Mapping[int, float] = field(default_factory=dict)  # by weight epoch
     newest: float = 0.0  # arrival
     closed: int = 0  # blocks before this second are judged
     blocks: int = 0  # how many were judged
-    open: Annotated[Mapping[int, Block], PAIRS] = field(default_factory=dict)
+    open: Mapping[int, Block] = field(default_factory=dict)
     # Stable's latencies, or its baseline's; older ones count less.
     memory: Annotated[Array, Stored(json2counts, counts2json)] = field(default_factory=lambda: np.zeros(BINS))
     log_wealth: Mapping[str, Wealth] = field(default_factory=dict)  # by guard
@@ -74,7 +67,7 @@ class Evidence(Document, omit=("quality",)):
     split: tuple[int, int] = (0, 0)  # requests of this weight epoch's route: candidate's, all
     pace_since: int = 0  # the first second of this weight epoch in which latencies count; 0: none so far
     pace_from: Mapping[str, Wealth] = field(default_factory=dict)  # what the reversed bets owned then
-    recent: Annotated[tuple[tuple[int, Counts], ...], _SECONDS] = ()  # stable's last seconds
+    recent: tuple[tuple[int, Counts], ...] = ()  # stable's last seconds
     # All latencies: stable's, candidate's.
     seen: CountedRows = field(default_factory=lambda: np.zeros((2, BINS), dtype=np.int64))
     quality: QualityBet | None = None  # None: the candidate has no quality objective
@@ -117,22 +110,6 @@ class Evidence(Document, omit=("quality",)):
     @property
     def split_evidence(self) -> float:
         return split_evidence(*self.split, self.shares.get(self.epoch, 0.0))
-
-    def to_json(self) -> dict[str, Any]:
-        found = Document.to_json(self)
-        found["compared"] = [self.compared, found.pop("void_s")]
-        found["pace"] = [found.pop("pace_since"), found.pop("pace_from")]
-        return found
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads evidence from JSON. An empty object means no evidence yet."""
-        if not document:
-            return cls()
-        (compared, void_s), (pace_since, pace_from) = document["compared"], document["pace"]
-        pace = {"pace_since": pace_since, "pace_from": pace_from}
-        rest = {name: value for name, value in document.items() if name != "pace"}
-        return json2value(cls, {**rest, **pace, "compared": compared, "void_s": void_s})
 
 
 def fold(

@@ -179,7 +179,7 @@ class Explainer:
             )
         if kind == "auto":
             return "it is a blend of several models, which have no baseline in common; set model.auto.ensemble: false"
-        return "an earlier version of Serin exported it without what explanations need; export it again"
+        return "it was exported without what explanations need; export it again"
 
 
 def looked_up(bundle: Path, inputs: Mapping[str, Array]) -> dict[str, list[Any]]:

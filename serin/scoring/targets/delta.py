@@ -100,10 +100,6 @@ class DeltaTarget:
         except (DeltaError, OSError, ValueError) as error:
             check_committed(self, number, done, error, _line(error))
 
-    @property
-    def is_its_files(self) -> bool:
-        return False
-
     def _refusal(self, reason: str) -> ScoringRefused:
         return ScoringRefused(target=self._url, reason=reason)
 

@@ -27,10 +27,6 @@ class FolderTarget:
     def commit(self, number: int, done: ScoredRun) -> None:
         """The rename that has finished the run was the commit."""
 
-    @property
-    def is_its_files(self) -> bool:
-        return True
-
 
 def open_folder(out: str) -> FolderTarget:
     """The folder of a target. ScoringRefused for what cannot take a run in one step."""

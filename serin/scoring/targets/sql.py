@@ -73,10 +73,6 @@ class SqlTarget:
         except DatabaseFailed as error:
             check_committed(self, number, done, error, error.reason)
 
-    @property
-    def is_its_files(self) -> bool:
-        return False
-
     def _read(self, cursor: Any) -> dict[int, ScoredRun]:
         table, target = self._sql_name(_RUNS), literal(self._short_name)
         cursor.execute(f"SELECT run, watermark FROM {table} WHERE target = {target} ORDER BY run")  # noqa: S608 (quoted)

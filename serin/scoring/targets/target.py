@@ -66,10 +66,6 @@ class Target(Protocol):
         """Adds the finished run to what `read_runs` has read, in one step. ScoringRefused when the target cannot be
         written, or when another run has come first."""
 
-    @property
-    def is_its_files(self) -> bool:
-        """Whether the files of its runs are the target itself."""
-
 
 def run_name(number: int) -> str:
     return f"run-{number:05d}"

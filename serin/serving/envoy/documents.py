@@ -50,20 +50,21 @@ class Documents:
     """One file of each kind under `folder`, each in its own folder, whose renames Envoy follows.
 
     Where traffic goes is under `memory`: a full disk must not keep it from being changed. Those files are made again
-    from the journals. An Envoy that an earlier version of Serin started follows them under `folder`.
+    from the journals.
     """
 
     def __init__(self, folder: Path, memory: Path, admin: Admin) -> None:
         self._folder, self._memory, self._admin = folder, memory, admin
 
     def file(self, kind: Kind) -> Path:
-        in_memory = kind in _IN_MEMORY and (self._memory / kind).is_dir()
-        return (self._memory if in_memory else self._folder) / kind / f"{kind}.json"
+        return self._folder_of(kind) / f"{kind}.json"
 
     def make_folders(self) -> None:
         for kind in _KINDS:
-            folder = self._memory if kind in _IN_MEMORY else self._folder
-            (folder / kind).mkdir(parents=True, exist_ok=True)
+            self._folder_of(kind).mkdir(parents=True, exist_ok=True)
+
+    def _folder_of(self, kind: Kind) -> Path:
+        return (self._memory if kind in _IN_MEMORY else self._folder) / kind
 
     def place(self, kind: Kind, documents: list[Document]) -> None:
         """Writes documents for an Envoy that is not running."""
@@ -99,13 +100,6 @@ class Documents:
                 again = end + 1
                 self._write(kind, text)
             time.sleep(0.01)
-
-    def push_optional(self, kind: Kind, document: Document) -> None:
-        """Pushes a document that may say nothing. It is left out where it says nothing and Envoy was never given one:
-        an Envoy that an earlier version of Serin started does not know it."""
-        says_nothing = document["typed_config"].keys() <= {"@type", "stat_prefix"}
-        if not says_nothing or self.file(kind).exists():
-            self.push(kind, [document])
 
     def _write(self, kind: Kind, text: str) -> None:
         """Writes by rename, because Envoy does not see an edit in place, and readable by the owner only: some hold

@@ -236,7 +236,7 @@ class Gateway:
         going = [each for each in self._documents.present("clusters") if each["name"] not in names]
         self._documents.push("clusters", [*wanted, *going])
         self._documents.push("routes", [table])
-        self._documents.push_optional("model-rates", model_rates(rates))
+        self._documents.push("model-rates", [model_rates(rates)])
         if self._documents.file("peer-routes").exists():
             self._documents.push("peer-routes", [_for_peers(endpoints, leaving, limits)])
         if going:
@@ -341,7 +341,7 @@ class GatewayKeys:
                 documents, trouble = self._wanted()
                 self._documents.push("keys", [documents.pop("keys")])
                 for kind, document in documents.items():
-                    self._documents.push_optional(kind, document)
+                    self._documents.push(kind, [document])
                 self._followed = self._signature()
             else:
                 trouble = None

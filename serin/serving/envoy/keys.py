@@ -125,7 +125,7 @@ class KeyFile:
         return self.path.with_name(".keys-required")
 
     def remember(self, ring: KeyRing) -> None:
-        """Records that keys are required; call it with the lock held. Rings of an older Serin have no mark yet."""
+        """Records that keys are required; call it with the lock held. A ring from a backup has no mark yet."""
         if ring.required and self._mark_signature() is None:
             write_secret(self.mark, "keys are required; `serin keys require --off` ends it\n")
 

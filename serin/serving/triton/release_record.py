@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serin.errors import FileBroken
-from serin.machine.documents import check_version, read_json
+from serin.machine.documents import read_json
 from serin.machine.durable import write_secret
 from serin.machine.typed_json import Document
 from serin.serving.triton.process import TritonPorts
 
-VERSION = 2
 FILE = "release.json"
 
 
@@ -38,7 +35,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record(Document, form="serin.release", version=VERSION):
+class Record(Document, form="serin.release", version=2):
     release: str
     place: TritonPorts
     served: Served
@@ -49,8 +46,6 @@ def read_record(folder: Path) -> Record | None:
     damaged or of another release."""
 
     def record(found: Any) -> Record:
-        advice = "stop the stack with the Serin that started it, then remove the release's folder"
-        check_version(found, path=folder / FILE, form="serin.release", version=VERSION, advice=advice)
         made = Record.from_json(found)
         if made.release != folder.name:
             raise ValueError(f"it is the record of {made.release}")
@@ -58,13 +53,6 @@ def read_record(folder: Path) -> Record | None:
 
     advice = f"move it away: {folder.name} is then started again with another record"
     return read_json(folder / FILE, record, advice=advice)
-
-
-def check_records(releases: Path) -> None:
-    """Raises FormatOutdated when a record of a release cannot be read by this version of Serin."""
-    for path in sorted(releases.glob(f"*/{FILE}")):
-        with suppress(FileBroken):  # it keeps its own release from being started, and no other
-            read_record(path.parent)
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -30,7 +30,6 @@ _MOST_ROWS: Final = 65  # of a batch; more could take longer than a slow model m
 _VERIFY_S: Final = 5.0  # for one batch of golden rows, or as long as a request may take
 _SAME_RUNTIME: Final = 1e-5  # the same graph on the same runtime gave the golden answers
 _TIMES_SEEN: Final = 4
-_OLDER_GATE_ALLOWED: Final = 0.05  # between devices, where gate.json does not have it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +54,8 @@ def allowed_difference(bundle: Path) -> Allowed:
         return Allowed(difference=_SAME_RUNTIME)
     try:
         gate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        apart = gate.get("front_core_difference")
-        seen = max(read_runtime(bundle).spread, float(apart or 0.0))
-        older = _OLDER_GATE_ALLOWED if apart is not None else gate.get("tolerance", 0.0)
-        allowed, scales = float(gate.get("allowed_difference") or older), read_scales(gate)
+        seen = max(read_runtime(bundle).spread, float(gate.get("front_core_difference") or 0.0))
+        allowed, scales = float(gate["allowed_difference"]), read_scales(gate)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleBroken(path=str(path), reason=f"{type(error).__name__}: {error}") from error
     return Allowed(difference=max(_SAME_RUNTIME, min(_TIMES_SEEN * seen, allowed)), scales=scales)

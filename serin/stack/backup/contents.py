@@ -42,7 +42,6 @@ LEFT_OUT: Final = (  # what the stack makes again, and what a run makes again
         "imported",  # graphs of a registry: the versions made of them have a copy
         "locks",
         "logs",
-        "native",  # compiled by earlier versions
         "releases",
         "scores",  # rows that wait for their table: the next run of scheduled scoring makes them
         "spool",

@@ -20,7 +20,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from serin.errors import TrainingRefused
-from serin.machine.documents import check_version
 from serin.machine.durable import sync, write_whole
 from serin.machine.locks import locked
 from serin.spec.model import ModelSpec
@@ -102,12 +101,7 @@ class ResolvedSettings(Section):
 
 
 def read_job(folder: Path) -> TrainingJob:
-    """Reads the training in `folder`; raises FormatOutdated for one that another version of Serin began."""
-    file = training_file(folder)
-    raw = file.read_bytes()
-    advice = "remove the folder, or train in another one"
-    check_version(json.loads(raw), path=file, form="serin.training", version=2, advice=advice)
-    return TrainingJob.model_validate_json(raw)
+    return TrainingJob.model_validate_json(training_file(folder).read_bytes())
 
 
 def training_file(folder: Path) -> Path:

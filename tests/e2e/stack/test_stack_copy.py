@@ -19,7 +19,12 @@ data: {{tables: {{rows: rows.parquet}}, target: {{column: late, task: binary}}}}
 features: [{{columns: [temp], steps: [normalize]}}]
 rollout: {{bake: 0s}}
 """
-GATE = {"passed": True, "tolerance": 1e-4, "batch_rows": [1, 2, 7, 8, 9, 40, 64, 1024]}
+GATE = {
+    "passed": True,
+    "tolerance": 1e-4,
+    "allowed_difference": 1e-4,
+    "batch_rows": [1, 2, 7, 8, 9, 40, 64, 1024],
+}
 
 
 @pytest.fixture

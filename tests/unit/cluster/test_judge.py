@@ -45,8 +45,8 @@ class Requests:
                 found.append(
                     Request(
                         round(t, 6), route.model, route.epoch, "candidate" if taken else "stable",
-                        (route.candidate if taken else route.stable).name, code, None, us, None, 1, "-",
-                        "HTTP/1.1", f"{host}-{self.sent}",
+                        (route.candidate if taken else route.stable).name, code, None, us, 1, "-",
+                        f"{host}-{self.sent}",
                     )
                 )  # fmt: skip
         return found

@@ -280,9 +280,10 @@ def test_requests_are_sent_at_a_share_of_the_live_version_s_pace(
         "code": 200,
         "grpc": None,
         "us": 900.0,
-        "up_us": 800.0,
+        "ms": 1.0,
+        "received_ms": 0.1,
     }
-    fields |= {"attempts": 1, "flags": "-", "proto": "HTTP/1.1", "id": "a"}
+    fields |= {"attempts": 1, "flags": "-", "id": "a"}
     with log.open("w") as file:
         for number in range(requests):
             for release in (LIVE.name, "others-v1"):

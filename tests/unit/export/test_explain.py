@@ -318,7 +318,7 @@ def resealed(bundle: Path, folder: Path, lineage: dict[str, Any] | None = None) 
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("mlp", "an earlier version of Serin exported it"),
+        ("mlp", "it was exported without what explanations need"),
         ("onnx", "it is an ONNX graph from model.onnx"),
         ("script", "it is an ONNX graph from model.script"),
         ("auto", "it is a blend of several models"),

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import helper, numpy_helper
 
-from serin.errors import BundleBroken, FormatOutdated
+from serin.errors import BundleBroken, CheckpointBroken
 from serin.formats.bundle import output_column, read_golden, read_manifest, verify_bundle, write_manifest
 from serin.formats.dataset import (
     CategoricalColumn,
@@ -36,7 +36,6 @@ from serin.formats.schema import (
 )
 from serin.formats.statistics import CategoryStatistics, NumberStatistics, read_statistics, write_statistics
 from serin.formats.trained import read_record
-from serin.store.store import Store
 from serin.training.launch.job import read_job
 
 
@@ -335,20 +334,17 @@ TRAINING = {
 
 
 @pytest.mark.parametrize(
-    ("name", "document", "read", "advice"),
+    ("name", "document", "read", "problem"),
     [
-        ("manifest.json", MANIFEST, read_manifest, r"version 1 .* reads version 2.*export the model again"),
-        ("model.json", MODEL, read_record, "train the model again"),
-        ("training.json", TRAINING, read_job, "remove the folder, or train in another one"),
-        ("models/parcels/versions/1/manifest.json", MANIFEST, lambda folder: Store(str(folder)).bundle("parcels", 1),
-         "export the model again"),
+        ("manifest.json", MANIFEST, read_manifest, "not a serin.bundle document of version 2"),
+        ("model.json", MODEL, read_record, "version"),
+        ("training.json", TRAINING, read_job, "version"),
     ],
-    ids=["a bundle", "a trained model", "a training", "a bundle in a store"],
-)  # fmt: skip
-def test_what_an_older_serin_wrote_is_refused_with_what_to_do(
-    tmp_path: Path, name: str, document: dict[str, object], read: Callable[[Path], object], advice: str
+    ids=["a bundle", "a trained model", "a training"],
+)
+def test_what_another_version_of_serin_wrote_is_refused(
+    tmp_path: Path, name: str, document: dict[str, object], read: Callable[[Path], object], problem: str
 ) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text(json.dumps(document))
-    with pytest.raises(FormatOutdated, match=advice):
+    with pytest.raises((BundleBroken, CheckpointBroken, ValueError), match=problem):
         read(tmp_path)

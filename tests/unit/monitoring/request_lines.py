@@ -16,10 +16,8 @@ GOOD = Request(
     code=200,
     grpc=None,
     us=5_000.0,
-    up_us=4_000.0,
     attempts=1,
     flags="-",
-    proto="HTTP/1.1",
     id="id",
 )
 

@@ -229,9 +229,7 @@ def test_an_alert_says_what_is_wrong_and_what_is_allowed() -> None:
 
 def request(t: float = 100.0, ms: float | None = 5.0, **changes: Any) -> Request:
     us = None if ms is None else ms * 1000
-    return Request(
-        t, "flights", 3, "stable", "flights-v1", 200, None, us, us, 1, "-", "HTTP/1.1", "a"
-    )._replace(**changes)
+    return Request(t, "flights", 3, "stable", "flights-v1", 200, None, us, 1, "-", "a")._replace(**changes)
 
 
 def test_quantiles_are_those_of_the_requests() -> None:

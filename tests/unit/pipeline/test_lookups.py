@@ -207,7 +207,7 @@ def test_a_graph_of_other_features_is_refused(scene: Scene, monkeypatch: pytest.
 
 def test_a_version_without_lookups_json_is_refused_by_name(scene: Scene) -> None:
     Path(scene.base.path, "lookups.json").unlink()
-    with pytest.raises(LookupRefused, match="exported by an older Serin"):
+    with pytest.raises(LookupRefused, match="has no lookups that can be refreshed"):
         scene.refresh()
 
 

@@ -38,9 +38,7 @@ ARM = Arm(candidate=CANDIDATE, stable=STABLE, epoch=3, share=0.5, since=3)
 
 
 def request(t: float = T, **changes: Any) -> Request:
-    line = Request(
-        t, "flights", 3, "candidate", CANDIDATE, 200, None, 900.0, 800.0, 1, "-", "HTTP/1.1", f"{t}"
-    )
+    line = Request(t, "flights", 3, "candidate", CANDIDATE, 200, None, 900.0, 1, "-", f"{t}")
     return line._replace(**changes)
 
 

@@ -51,8 +51,8 @@ def write(log: Path, *times: float, **changes: Any) -> None:
         for t in times:
             fields: dict[str, Any] = {
                 "t": f"{t:.6f}", "model": "flights", "epoch": 4, "arm": "candidate", "release": "flights-v2",
-                "code": 200, "grpc": None, "us": 1500, "up_us": 1100, "attempts": 1, "flags": "-",
-                "proto": "HTTP/1.1", "id": "a",
+                "code": 200, "grpc": None, "us": 1500, "attempts": 1, "flags": "-", "id": "a",
+                "ms": 1.6, "received_ms": 0.1,
             }  # fmt: skip
             file.write(json.dumps(fields | changes) + "\n")
 

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from serin.errors import BackendRefused, FormatOutdated, GpuMemoryShort
+from serin.errors import BackendRefused, FileBroken, GpuMemoryShort
 from serin.export.take_over import import_repository
 from serin.formats.schema import NULL_OF_KIND, InputColumn, OutputTensor, Schema, write_schema
 from serin.machine.hardware import Device
@@ -182,7 +182,7 @@ def test_without_a_provider_in_triton_s_python_the_cpu_serves_and_the_log_says_w
     assert machine.config(V1).parameters["graphs"].string_value == "model.onnx"
 
 
-def test_a_record_of_an_older_format_is_refused_with_advice(machine: Machine) -> None:
+def test_a_record_of_another_version_is_refused_with_advice(machine: Machine) -> None:
     machine.publish("serving: {device: cpu}")
     releases = machine.releases()
     releases.start(V1)
@@ -190,7 +190,7 @@ def test_a_record_of_an_older_format_is_refused_with_advice(machine: Machine) ->
     record = json.loads(path.read_text())
     record |= {"version": 1, "served": {"shape": "onnx_python"}}
     path.write_text(json.dumps(record))
-    with pytest.raises(FormatOutdated, match="stop the stack with the Serin that started it"):
+    with pytest.raises(FileBroken, match=r"not a serin\.release document of version 2\); move it away"):
         releases.served(V1)
 
 

@@ -3,14 +3,13 @@
 import os
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from serin.cluster.agent.run import run_agent
 from serin.cluster.agent.settings import AgentSettings
-from serin.errors import AlreadyUp, FormatOutdated, PortTaken, StackError, TritonMissing
+from serin.errors import AlreadyUp, PortTaken, StackError, TritonMissing
 from serin.host.process_scan import stack_processes
 from serin.host.state import changing_stack
 from serin.host.wiring import key_file
@@ -42,33 +41,6 @@ def serve_once(home: Path) -> None:
     port = free_ports(1)[0]
     settings = AgentSettings(host="a", address="127.0.0.1", port=port, advertise="127.0.0.1", alone=True)
     run_agent(home, settings, stop)
-
-
-@pytest.mark.parametrize("start", [bring_up, serve_once])
-def test_a_release_of_an_older_format_is_named_before_anything_is_started(
-    tmp_path: Path, start: Callable[[Path], object]
-) -> None:
-    record = tmp_path / "releases" / "flights-v2" / "release.json"
-    record.parent.mkdir(parents=True)
-    record.write_text('{"format": "serin.release", "version": 1}')
-    with pytest.raises(FormatOutdated, match=r"flights-v2/release\.json has version 1"):
-        start(tmp_path)
-    assert nothing_started(tmp_path)
-
-
-@pytest.mark.parametrize("start", [bring_up, serve_once])
-def test_decisions_of_an_older_format_are_named_before_anything_is_started(
-    tmp_path: Path, start: Callable[[Path], object]
-) -> None:
-    journal = tmp_path / "rollouts" / "flights" / "journal.jsonl"
-    journal.parent.mkdir(parents=True)
-    journal.write_text('{"format": "serin.journal", "version": 2}\n')
-    with pytest.raises(
-        StackError, match=r"journal\.jsonl was written by an earlier Serin.*`serin rollout start"
-    ):
-        start(tmp_path)
-    assert nothing_started(tmp_path)
-    assert journal.exists()
 
 
 @pytest.mark.parametrize("option", ["--port", "--ui-port"])

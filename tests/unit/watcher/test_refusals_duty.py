@@ -14,8 +14,8 @@ from tests.fakes.rollout import go_live
 
 NOW = 1_800_000_000.0
 LINE = {
-    "model": "flights", "epoch": 1, "arm": "stable", "release": "flights-v1", "grpc": None, "us": 4000, "up_us": 3000,
-    "attempts": 1, "flags": "-", "proto": "HTTP/1.1", "id": "r",
+    "model": "flights", "epoch": 1, "arm": "stable", "release": "flights-v1", "grpc": None, "us": 4000,
+    "attempts": 1, "flags": "-", "id": "r", "ms": 4.1, "received_ms": 0.1,
 }  # fmt: skip
 
 

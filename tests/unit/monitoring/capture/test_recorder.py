@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serin.formats.captures import captures_folder, write_document
+from serin.formats.captures import captures_folder
 from serin.formats.serving.ring import ring_files
 from serin.monitoring.capture.counters import read_captures
 from serin.monitoring.capture.read import captured
@@ -255,15 +255,3 @@ def test_damaged_counters_are_named_and_left_and_nothing_is_lost(tmp_path: Path,
     view = read_captures(tmp_path, "taxis")
     assert view
     assert view.dropped == 0, "that counts are gone does not mean that requests are"
-
-
-def test_counts_of_an_earlier_serin_continue(tmp_path: Path) -> None:
-    folder = captures_folder(tmp_path, "taxis")
-    folder.mkdir(parents=True)
-    counts = {"requests": 7, "rows": 9, "dropped": 2, "damaged": 1, "share": 1.0}
-    spool = {"taxis-v1/001772366400-17-0000abcd": {"file": 3, "requests": 7, "lost": 2}}
-    write_document(folder, {"last": 4, "releases": {"taxis-v1": counts}, "writers": spool})
-    Worker(tmp_path).leave([request(1, NOON)])
-    assert recorder(tmp_path).record(NOON).requests == 1
-    view = read_captures(tmp_path, "taxis")
-    assert (view.requests, view.rows, view.dropped, view.damaged) == (8, 10, 2, 1)
