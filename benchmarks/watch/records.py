@@ -76,8 +76,9 @@ def measure_records(*, full: bool, say: Callable[[str], None]) -> Records:
 def _log_line(number: int, t: float) -> str:
     fields = {
         "arm": "stable", "attempts": 1, "client_id": None, "code": 200, "epoch": 3, "flags": "-", "grpc": None,
-        "id": f"2bd78f91-b507-4e93-9361-{number:012d}", "model": "model", "proto": "HTTP/1.1", "release": RELEASE,
-        "t": f"{t:.6f}", "trace": None, "up_us": 1100 + number % 97, "us": 1500 + number % 113,
+        "id": f"2bd78f91-b507-4e93-9361-{number:012d}", "model": "model", "ms": 2, "proto": "HTTP/1.1",
+        "received_ms": 0, "release": RELEASE, "t": f"{t:.6f}", "trace": None, "up_us": 1100 + number % 97,
+        "us": 1500 + number % 113,
     }  # fmt: skip
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
@@ -90,6 +91,7 @@ def _read_speed(log: Path, lines: int) -> float:
         while more:
             batch = read_requests(log, offset, max_bytes=4 << 20)
             offset, more = batch.offset, batch.more
+            assert not batch.bad_lines, "these are not lines that Envoy writes"
         best_s = min(best_s, time.process_time() - began)
     return lines / best_s
 

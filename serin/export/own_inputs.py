@@ -123,6 +123,7 @@ def _prove(
         rounded_columns=(),
         tolerance=tolerance,
         largest_score_difference=largest,
+        allowed_difference=tolerance,
         test_rows=0,
         made_by=who,
         test_trained=dict(metrics),

@@ -148,6 +148,7 @@ def _pass_gate(ground: _Ground, reported: Mapping[str, float]) -> GateReport:
         rounded_columns=tuple(plan.approximate),
         tolerance=export.tolerance,
         largest_score_difference=largest,
+        allowed_difference=export.tolerance,
         test_rows=rows,
         made_by=network.made_by,
         test_trained=trained,
@@ -192,7 +193,7 @@ def _with_best_variant(ground: _Ground, report: GateReport) -> Proven:
         report=replace(
             report,
             engine_key=engine[1] if engine else None,
-            allowed_difference=export.tolerance if plain else export.variant_tolerance,
+            allowed_difference=report.allowed_difference if plain else export.variant_tolerance,
             chosen=chosen.variant.name,
             variants=judged,
             front_core_difference=apart,

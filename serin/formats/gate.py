@@ -145,6 +145,7 @@ class GateReport:
     rounded_columns: tuple[str, ...]  # logarithms and sines: equal within their last place
     tolerance: float
     largest_score_difference: float
+    allowed_difference: float  # of a score on another device or in another batch
     test_rows: int
     made_by: str  # the trainer
     test_trained: dict[str, float]
@@ -153,7 +154,6 @@ class GateReport:
     chosen: str = "fp32"
     variants: tuple[VariantResult, ...] = ()
     front_core_difference: float | None = None  # largest, of a score by front and core from the whole graph's
-    allowed_difference: float | None = None  # of a score on another device or in another batch
     engine_key: str | None = None  # of the machine that a TensorRT engine is good for
     runtime: Runtime = field(default_factory=Runtime)
     scales: dict[str, ScoreScale] = field(default_factory=dict)  # of a regression's outputs, by name
