@@ -1,6 +1,7 @@
 """Before anything is collected: tests must not see or touch a developer's own stack, store or Prefect profile."""
 
 import gc
+import logging
 import os
 import shutil
 import subprocess
@@ -83,6 +84,15 @@ def _sockets() -> Iterator[None]:
     ):
         patch.setenv("XDG_RUNTIME_DIR", folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """A test that runs a task or a service in this process makes Serin's loggers talk; the next finds them quiet."""
+    logger = logging.getLogger("serin")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
