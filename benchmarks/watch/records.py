@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.scale.evidence_load import write_log
 from serin.formats.schema import InputColumn, Schema, outputs_of
 from serin.formats.serving.request_log import START, read_requests
 from serin.monitoring.capture.merge import merge_parts
@@ -73,18 +73,8 @@ def measure_records(*, full: bool, say: Callable[[str], None]) -> Records:
     )
 
 
-def _log_line(number: int, t: float) -> str:
-    fields = {
-        "arm": "stable", "attempts": 1, "client_id": None, "code": 200, "epoch": 3, "flags": "-", "grpc": None,
-        "id": f"2bd78f91-b507-4e93-9361-{number:012d}", "model": "model", "ms": 2, "proto": "HTTP/1.1",
-        "received_ms": 0, "release": RELEASE, "t": f"{t:.6f}", "trace": None, "up_us": 1100 + number % 97,
-        "us": 1500 + number % 113,
-    }  # fmt: skip
-    return json.dumps(fields, separators=(",", ":")) + "\n"
-
-
 def _read_speed(log: Path, lines: int) -> float:
-    log.write_text("".join(_log_line(number, _BEGIN + number / 1000) for number in range(lines)))
+    write_log(log, first=0, lines=lines)
     best_s = float("inf")
     for _ in range(3):
         began, offset, more = time.process_time(), START, True

@@ -187,4 +187,4 @@ def _check_unchanged(folder: Path, schema: Schema, rows: GoldenRows, outputs: di
 
 def _allowed(folder: Path) -> float:
     gate = read_if_any(folder / GATE)
-    return max(_SAME_ANSWER, float(gate.get("allowed_difference") or 0.0))
+    return max(_SAME_ANSWER, float(gate.get("allowed_difference", 0.0)))

@@ -138,8 +138,10 @@ def own_secret(path: Path, prefix: str = "") -> str:
             continue
         except (OSError, UnicodeDecodeError) as error:
             raise StackUnusable(problem=f"{path} cannot be read: {error}; {_ANOTHER}") from error
-        if mode & 0o077 or len(text) < 32 or not text.startswith(prefix):
-            raise StackUnusable(problem=f"{path} can be read by others or contains no secret; {_ANOTHER}")
+        if mode & 0o077:
+            raise StackUnusable(problem=f"{path} can be read by others; {_ANOTHER}")
+        if len(text) < 32 or not text.startswith(prefix):
+            raise StackUnusable(problem=f"{path} contains no secret; {_ANOTHER}")
         return text
     raise StackUnusable(problem=f"{path} disappears as soon as it is written")
 

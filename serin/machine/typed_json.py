@@ -161,15 +161,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _reshaped(schema: Any, load: Callable[[Any], Any], dump: Callable[[Any], Any]) -> Any:
     """The schema of a dataclass with another JSON. It takes over the name by which pydantic finds the type."""
-    inner = dict(schema)
-    return {"ref": inner.pop("ref"), **_between(load, inner, dump)}
-
-
-def _between(load: Callable[[Any], Any], schema: Any, dump: Callable[[Any], Any]) -> Any:
     from pydantic_core import core_schema
 
     def serialize(value: Any, inner: Callable[[Any], Any]) -> Any:
         return dump(inner(value))
 
-    written = core_schema.wrap_serializer_function_ser_schema(serialize, schema=schema)
-    return core_schema.no_info_before_validator_function(load, schema, serialization=written)
+    plain = dict(schema)
+    name = plain.pop("ref")
+    written = core_schema.wrap_serializer_function_ser_schema(serialize, schema=plain)
+    return core_schema.no_info_before_validator_function(load, plain, serialization=written, ref=name)

@@ -1,5 +1,6 @@
 """Races and scaling curves: slopes and bends, contenders that do all their work, and outputs that agree."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.scale import log_curve
 from benchmarks.scale.curves import Curve, table
 from benchmarks.scale.etl_load import run
 from benchmarks.suite.curves_picture import draw_curves
+from serin.serving.envoy.access_logs import LOG_FIELDS
 
 
 class FakeRunner:
@@ -130,6 +132,8 @@ def test_every_file_of_a_log_is_judged(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(log_curve, "FILE_LINES", 20_000)
     found = log_curve.run({"lines": 60_000, "folder": str(tmp_path)})
     assert 8_000 < found["compared"] < 60_000 * 0.25  # of the candidate's requests, those of whole blocks
+    with (tmp_path / "requests.jsonl").open() as log:
+        assert {frozenset(json.loads(line)) for line in log} == {frozenset(LOG_FIELDS)}
 
 
 ANSWER = {"numeric": ["distance"], "categorical": ["origin", "dest"]}

@@ -46,7 +46,7 @@ def test_two_homes_have_two_logins(tmp_path: Path) -> None:
 def test_a_login_that_others_could_read_is_refused(tmp_path: Path) -> None:
     make_login(tmp_path)
     login_file(tmp_path).chmod(0o644)
-    with pytest.raises(StackError, match=r"can be read by others .*; run `serin down`, remove it"):
+    with pytest.raises(StackError, match=r"can be read by others; run `serin down`, remove it"):
         make_login(tmp_path)
 
 
