@@ -87,12 +87,11 @@ def _sockets() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _log_level() -> Iterator[None]:
-    """A test that runs a task or a service in this process makes Serin's loggers talk; the next finds them quiet."""
-    logger = logging.getLogger("serin")
-    level = logger.level
-    yield
-    logger.setLevel(level)
+def _log_levels() -> None:
+    """A task or a service that ran in this process, also in a fixture of several tests, made Serin's loggers talk."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] == "serin" and isinstance(logger, logging.Logger) and logger.level:
+            logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -166,6 +166,19 @@ def test_a_run_has_the_lines_of_its_own_stages_and_of_their_threads() -> None:
     assert told.texts == ["rank 0: warm"]
 
 
+@pytest.fixture(scope="module")
+def logged_for_several_tests() -> None:
+    ignored = Lines()
+    with passing(ignored.say, ignored.say):
+        pass
+
+
+@pytest.mark.usefixtures("logged_for_several_tests")
+def test_what_a_fixture_of_several_tests_logs_leaves_the_loggers_of_a_test_quiet() -> None:
+    assert not logging.getLogger("serin").isEnabledFor(logging.INFO)
+    assert not logging.getLogger(PROCESSES).isEnabledFor(logging.INFO)
+
+
 LONG_S, SHORT_S = 600.0, 0.01
 BOUND_S = 60.0  # shorter than LONG_S: a wait that only a timeout ends fails
 
