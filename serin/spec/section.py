@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
+import sys
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
@@ -99,24 +99,33 @@ class _WithKeys:
         return "\n\n".join(part for part in (section.summary, "\n".join(["Keys:", *keys])) if part)
 
 
-@cache
 def key_descriptions(section: type[Section]) -> dict[str, str]:
     """What the docstrings below the fields of a section say, by field. (pydantic's `use_attribute_docstrings` would
     read them in every process, which takes 0.2 s.)"""
     found: dict[str, str] = {}
     for kind in reversed(section.__mro__):
-        if not issubclass(kind, Section) or kind is Section:
+        found |= (
+            _below_fields(kind.__module__).get(kind.__qualname__, {}) if issubclass(kind, Section) else {}
+        )
+    return found
+
+
+@cache
+def _below_fields(module: str) -> dict[str, dict[str, str]]:
+    """By class of a module and field: `inspect.getsource` of a class would parse its whole module for each."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):  # operators that were made without a file
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for kind in tree.body:
+        if not isinstance(kind, ast.ClassDef):
             continue
-        try:
-            source = inspect.getsource(kind)
-        except OSError:  # an operator that was made without a file
-            continue
-        (node,) = ast.parse(textwrap.dedent(source)).body
-        assert isinstance(node, ast.ClassDef)
-        for field, below in pairwise(node.body):
+        texts = found[kind.name] = {}
+        for field, below in pairwise(kind.body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = " ".join(text.split())
+                    texts[name] = " ".join(text.split())
     return found
 
 
