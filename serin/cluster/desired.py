@@ -123,9 +123,11 @@ class ClusterRouter:
         self._wait_until_in_force()
 
     def active_requests(self, release: Release) -> int:
-        """Returns the requests in flight at all gateways that report."""
-        found = (self._hosts.reports[host].releases.get(release.name) for host in self._hosts.reporting)
-        return sum(report.active_requests for report in found if report)
+        """Returns the requests in flight at all gateways that report, and those arriving there that may be its."""
+        reports = [self._hosts.reports[host] for host in self._hosts.reporting]
+        found = [report.releases.get(release.name) for report in reports]
+        at_release = sum(report.active_requests for report in found if report)
+        return at_release + sum(report.arriving_requests for report in reports)
 
     def _wait_until_in_force(self) -> None:
         end = self._steady() + _IN_FORCE_S

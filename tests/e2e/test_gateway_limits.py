@@ -35,7 +35,7 @@ from tests.kit.web import Handler, WebServer, ask, in_a_thread, web_server
 from tests.unit.serving import bundles
 from tests.unit.serving.bundles import MODEL, SCHEMA, infer_inputs
 
-V1 = Release(model=MODEL, version=1)
+V1, V2 = (Release(model=MODEL, version=version) for version in (1, 2))
 INFER = f"/v2/models/{MODEL}/infer"
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "secure.md"
 GRPC = {"content-type": "application/grpc", "te": "trailers"}
@@ -418,3 +418,38 @@ def test_the_stable_release_is_answered_for_where_it_is_silent_and_a_candidate_a
             "who names a version gets no other"
         )
         assert ask(port, "/v2/models/m/versions/2/infer", b"{}").status == 200
+
+
+@pytest.mark.parametrize("candidate", [V2, None], ids=["of a rollout", "of one release"])
+def test_a_request_is_answered_that_began_before_its_release_left(candidate: Release | None) -> None:
+    """Its route is chosen when it begins, and its body may take longer than a promotion."""
+
+    class Release1or2(Handler):
+        def do_POST(self) -> None:
+            self.read_body()
+            self.answer(b"{}")
+
+    with web_server(Release1or2) as web, lone_gateway() as (gateway, port, host):
+        place = Endpoint(http=f"127.0.0.1:{web}", grpc="127.0.0.1:1")
+        both = {V1.name: place, V2.name: place}
+        percent = 50 if candidate else 0
+        before = ModelRoute(model=MODEL, epoch=1, stable=V1, candidate=candidate, candidate_percent=percent)
+        gateway.apply([before], both)
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(16)]
+        for each in slow:
+            each.sendall(f"POST {INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{{".encode())
+        wait_for("their beginning", lambda: stat(gateway, "downstream_rq_active") >= len(slow), host)
+
+        after = ModelRoute(model=MODEL, epoch=2, stable=V2)
+        gateway.apply([after], both, leaving=[V1.name])
+        assert gateway.arriving_requests() == len(slow), "V1 must not be stopped yet"
+        gateway.apply([after], {V2.name: place})
+        for each in slow:
+            each.sendall(b"}")
+        assert {each.recv(1000).partition(b"\r\n")[0] for each in slow} == {b"HTTP/1.1 200 OK"}
+
+        wait_for("the end of all", lambda: gateway.arriving_requests() == 0, host)
+        gateway.apply([after], {V2.name: place})
+        assert not gateway.admin.stats(f"^cluster.{V1.name}")
+        for each in slow:
+            each.close()

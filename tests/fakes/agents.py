@@ -32,6 +32,7 @@ class FakeAgent:
     wrong: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     rejecting: str = ""  # why the gateway rejects new routes
+    arriving: int = 0
     state: DesiredState | None = None
     releases: dict[str, ReleaseReport] = field(default_factory=dict)
     followed: list[DesiredState] = field(default_factory=list)
@@ -127,5 +128,6 @@ class FakeAgent:
             evidence_seq=self._evidence,
             releases=dict(self.releases),
             problem=self.rejecting,
+            arriving_requests=self.arriving,
         )
         self.objects.put(agent_key(self.host), report.dump())

@@ -44,7 +44,7 @@ class GatewayRouter:
         self._gateway.apply(routes, endpoints, timeouts)
 
     def active_requests(self, release: Release) -> int:
-        return self._gateway.active_requests(release)
+        return self._gateway.active_requests(release) + self._gateway.arriving_requests()
 
 
 class LogJudge:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Final
 
 from serin.cluster.agent.link import Link
@@ -50,6 +51,7 @@ class Agent:
         self._memories: dict[Release, Memory] = {}
         self._in_force = 0
         self._leaving: frozenset[str] = frozenset()
+        self._arriving = 0
         self._told: dict[str, str] = {}
         self._problem = ""
         self._applied: tuple[Table, dict[str, Timeouts]] | None = None
@@ -63,6 +65,7 @@ class Agent:
         if desired is not None and running is not None:
             self._act(desired, running)
             self._route(desired, running)
+        self._arriving = self._count(self._gateway.arriving_requests)
         if running is not None:
             self._releases = {
                 release.name: report(self._memory(release), seen)
@@ -78,6 +81,7 @@ class Agent:
             evidence_seq=0,
             releases=self._releases,
             problem=self._problem,
+            arriving_requests=self._arriving,
             events=self._events,
         )
         self._link.tell(found)
@@ -113,13 +117,13 @@ class Agent:
         return {
             release: seen
             if release in busy
-            else replace(seen, active_requests=self._active_requests(release))
+            else replace(seen, active_requests=self._count(partial(self._gateway.active_requests, release)))
             for release, seen in running.items()
         }
 
-    def _active_requests(self, release: Release) -> int:
+    def _count(self, requests: Callable[[], int]) -> int:
         try:
-            return self._gateway.active_requests(release)
+            return requests()
         except FOREIGN:  # a gateway that does not answer has no requests
             return 0
 
@@ -133,7 +137,7 @@ class Agent:
                 memory,
                 seen,
                 wanted=release in wanted,
-                unrouted=release.name in self._leaving,
+                unrouted=release.name in self._leaving and not self._arriving,
                 longest_request_s=longest_s,
                 t=t,
             )

@@ -46,6 +46,7 @@ class ReleaseReport:
 class AgentReport(Document, form="serin.host_report", omit=("events",)):
     """`desired_seq`: the desired state that this host's gateway has in force. `peer`: host:port at which other gateways
     reach this host's releases; None where releases run elsewhere. `problem`: why the gateway rejected its routes.
+    `arriving_requests`: those that its gateway is still receiving and may have routed before its routes changed.
     `events`: where this host keeps events of online windows for all hosts; None: nowhere."""
 
     host: str
@@ -57,6 +58,7 @@ class AgentReport(Document, form="serin.host_report", omit=("events",)):
     evidence_seq: int  # the newest block of evidence that was uploaded (evidence.py)
     releases: Mapping[str, ReleaseReport] = field(default_factory=dict)
     problem: str = ""
+    arriving_requests: int = 0
     events: str | None = None
 
 

@@ -49,6 +49,7 @@ ROUTE_CONFIGURATION = "type.googleapis.com/envoy.config.route.v3.RouteConfigurat
 
 SERVICE = "/inference.GRPCInferenceService"
 STREAM_IDLE_S = 300.0  # without a byte in either direction
+RECEIVE_S = 60.0  # that a request may take to arrive
 SOURCES = Path(__file__).parent  # of the Lua files
 REQUEST_FILTER = "model_name"  # the filter's name, and of the metadata that routes have for it
 

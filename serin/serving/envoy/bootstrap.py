@@ -17,6 +17,7 @@ from serin.serving.envoy.api_types import (
     CONNECTION_BUFFER_BYTES,
     EARLY_HEADER_MUTATION,
     HEADER_MUTATION,
+    RECEIVE_S,
     REQUEST_HEADER,
     REVERSE_BRIDGE,
     STREAM_IDLE_S,
@@ -122,7 +123,7 @@ def _connection_manager(logs: list[Document], routes: Path, http_filters: list[D
         "path_with_escaped_slashes_action": "REJECT_REQUEST",
         "max_request_headers_kb": 8,  # Triton hangs up on more
         "request_headers_timeout": "10s",
-        "request_timeout": "60s",  # to receive a request
+        "request_timeout": f"{RECEIVE_S:g}s",
         "stream_idle_timeout": f"{STREAM_IDLE_S:g}s",
         "common_http_protocol_options": {"idle_timeout": "900s"},
         "http2_protocol_options": {"max_concurrent_streams": 1024},

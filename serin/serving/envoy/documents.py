@@ -77,15 +77,15 @@ class Documents:
             return []  # none yet, or damaged: the wanted ones are written again
         return [{key: value for key, value in resource.items() if key != "@type"} for resource in resources]
 
-    def push(self, kind: Kind, documents: list[Document]) -> None:
-        """Pushes documents. Raises GatewayRejected when Envoy does not accept them; then the earlier ones stay in
-        force."""
+    def push(self, kind: Kind, documents: list[Document]) -> bool:
+        """Pushes documents, and returns whether they are new to Envoy. Raises GatewayRejected when Envoy does not
+        accept them; then the earlier ones stay in force."""
         version, text = _response(kind, documents)
         file = self.file(kind)
         before = self._admin.taken(_KINDS[kind][1])
         old = file.read_text(errors="replace") if file.exists() else None
         if before.version == version and old == text:
-            return
+            return False
         self._write(kind, text)
         again = time.monotonic() + _TAKE_S / 2
         end = again + _TAKE_S / 2
@@ -100,6 +100,7 @@ class Documents:
                 again = end + 1
                 self._write(kind, text)
             time.sleep(0.01)
+        return True
 
     def _write(self, kind: Kind, text: str) -> None:
         """Writes by rename, because Envoy does not see an edit in place, and readable by the owner only: some hold

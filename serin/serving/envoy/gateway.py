@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from serin.machine.in_memory import RINGS
 from serin.machine.process import Process
 from serin.serving.envoy.access_logs import REFUSALS_STAT, rate_document
 from serin.serving.envoy.admin import Admin
-from serin.serving.envoy.api_types import REQUEST_FILTER, Document, Kind, module_filter
+from serin.serving.envoy.api_types import RECEIVE_S, REQUEST_FILTER, Document, Kind, module_filter
 from serin.serving.envoy.bootstrap import LOOPBACK, STAT_PREFIX, bootstrap
 from serin.serving.envoy.clusters import cluster_name, clusters
 from serin.serving.envoy.documents import Documents
@@ -45,6 +46,7 @@ PROCESS_NAME = "gateway"
 
 DRAIN_S = 120  # that connections without TLS have when it is switched on: longer than a request may take
 _LOG_FLUSH_MS = 200
+_AT_RELEASES = r"\.upstream_rq_(active|pending_active)$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,8 @@ class Gateway:
         self._max_heap_bytes = max_heap_bytes or default_heap_bytes(memory_bytes())
         self._max_connections = max_connections or default_connections(self._max_heap_bytes)
         self._workers = workers or default_threads(os.cpu_count() or 1)
+        # When routes last changed, until every request that began before has arrived; it may have been just now.
+        self._changed_at: float | None = time.monotonic()
 
     def write_bootstrap(
         self,
@@ -217,7 +221,8 @@ class Gateway:
         `endpoints` are the running releases by name; each can be called by its version. `timeouts` are by model.
         `peers` are by release the gateways of other hosts that run it. `leaving`: of the running releases, those that
         get no new requests. Cheap when nothing changed. A cluster that goes is taken away after the routes that used
-        it.
+        it, and after the requests that these have sent there: while some are still being received, it is left to a
+        later call.
 
         `waiting`: models whose release has not answered yet; `missing`: models that should be served and have no route.
         A gateway is ready when there are none. It stays ready: when one model fails later, its own readiness says so,
@@ -235,11 +240,13 @@ class Gateway:
         names = {document["name"] for document in wanted}
         going = [each for each in self._documents.present("clusters") if each["name"] not in names]
         self._documents.push("clusters", [*wanted, *going])
-        self._documents.push("routes", [table])
+        changed = self._documents.push("routes", [table])
         self._documents.push("model-rates", [model_rates(rates)])
         if self._documents.file("peer-routes").exists():
-            self._documents.push("peer-routes", [_for_peers(endpoints, leaving, limits)])
-        if going:
+            changed |= self._documents.push("peer-routes", [_for_peers(endpoints, leaving, limits)])
+        if changed:
+            self._changed_at = time.monotonic()
+        if going and not self.arriving_requests():
             self._documents.push("clusters", wanted)
 
     def follow_listener(self) -> None:
@@ -255,16 +262,34 @@ class Gateway:
         return False  # it was never started
 
     def active_requests(self, release: Release) -> int:
-        """Requests that the release has not answered yet."""
+        """Requests that the release has been given and has not answered yet."""
         names = (cluster_name(release, "http"), cluster_name(release, "grpc"), peers_name(release))
-        either = "|".join(map(re.escape, names))
-        stats = self.admin.stats(rf"^cluster\.({either})\.upstream_rq_(active|pending_active)$")
-        return sum(map(int, stats.values()))
+        return self._count(rf"^cluster\.({'|'.join(map(re.escape, names))}){_AT_RELEASES}")
+
+    def arriving_requests(self) -> int:
+        """Requests that are still being received, while some of them may have begun before the routes changed: Envoy
+        chooses a request's route and cluster when it begins, and asks the cluster when its body has arrived. Statistics
+        are not read in one moment, so that only two readings in a row say that there are none."""
+        if self._changed_at is None:
+            return 0
+        count = 0
+        if time.monotonic() - self._changed_at <= RECEIVE_S:
+            count = max(self._being_received() for _ in range(2))
+        if not count:
+            self._changed_at = None
+        return count
+
+    def _being_received(self) -> int:
+        return max(
+            0, self.requests_in_flight() - self._count(rf"^cluster\..+_(http|grpc|peers){_AT_RELEASES}")
+        )
+
+    def _count(self, pattern: str) -> int:
+        return sum(map(int, self.admin.stats(pattern).values()))
 
     def requests_in_flight(self) -> int:
         """Requests of clients and peers that are not answered yet."""
-        stats = self.admin.stats(rf"^http\.({STAT_PREFIX}|{PEERS})\.downstream_rq_active$")
-        return sum(map(int, stats.values()))
+        return self._count(rf"^http\.({STAT_PREFIX}|{PEERS})\.downstream_rq_active$")
 
     def refused(self) -> dict[str, int]:
         """Requests that this Envoy refused itself, by their status in HTTP ("401") or gRPC ("gRPC 16")."""

@@ -38,6 +38,19 @@ def test_a_release_runs_on_all_hosts_and_is_promoted_at_every_gateway(cluster: C
     assert cluster.settings.versions.aliases("flights") == {"live": 2, "previous": 1}
 
 
+def test_a_release_stays_while_a_gateway_without_it_still_receives_requests(cluster: Cluster) -> None:
+    cluster.serve_first("a", "b", replicas=1)
+    (other,) = {"a", "b"} - {*running(cluster, "flights-v1")}
+    cluster.agents[other].arriving = 3
+    cluster.start_second(Phase.DRAINING)
+    cluster.step(5)
+    assert cluster.now().phase is Phase.DRAINING
+    assert running(cluster, "flights-v1")
+    cluster.agents[other].arriving = 0
+    cluster.step(2)
+    assert cluster.now().phase is Phase.PROMOTED
+
+
 def test_every_decision_has_its_number_once(cluster: Cluster) -> None:
     cluster.serve_first("a")
     numbers = [decision.seq for decision in cluster.decisions()]

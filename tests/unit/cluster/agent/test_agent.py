@@ -24,6 +24,7 @@ ROUTE = ModelRoute(model="m", epoch=1, stable=V1)
 class FakeGateway:
     applied: list[dict[str, Any]] = field(default_factory=list)
     active: dict[str, int] = field(default_factory=dict)
+    arriving: int = 0
     refusing: bool = False
 
     def apply(
@@ -52,6 +53,9 @@ class FakeGateway:
 
     def active_requests(self, release: Release) -> int:
         return self.active.get(release.name, 0)
+
+    def arriving_requests(self) -> int:
+        return self.arriving
 
     def longest_request_s(self) -> float:
         return 5.0
@@ -186,12 +190,14 @@ def test_a_release_that_cannot_be_started_says_why(scene: Scene) -> None:
 def test_what_is_not_desired_any_more_is_drained_and_then_stopped(scene: Scene) -> None:
     scene.link.want(ROUTE, **{"m-v1": ("a",), "m-v2": ("a",)})
     scene.tick(5)
-    scene.gateway.active = {"m-v2": 1}
+    scene.gateway.active, scene.gateway.arriving = {"m-v2": 1}, 2
     scene.link.want(ROUTE, **{"m-v1": ("a",)})
-    scene.tick(5)
+    assert scene.tick(5).arriving_requests == 2
     assert scene.gateway.applied[-1]["leaving"] == {"m-v2"}
-    assert scene.fleet.stops == []
     scene.gateway.active = {}
+    scene.tick(5)
+    assert scene.fleet.stops == [], "what is still being received may be for it"
+    scene.gateway.arriving = 0
     scene.tick(3)
     assert scene.fleet.stops == ["m-v2"]
     assert scene.gateway.applied[-1]["endpoints"] == {"m-v1"}
