@@ -135,19 +135,20 @@ class Reconciler:
 
     def _candidate_state(self, memory: Memory, now: Rollout) -> ReleaseState:
         """Returns "dead" also for a restarted candidate: one that dies under traffic has failed, even if its host
-        restarts it."""
+        restarts it. Its process is the one that was seen last before it got traffic."""
         state = self._state(now.candidate)
         judged = now.phase in (Phase.SHADOWING, Phase.SHIFTING, Phase.BAKING)
-        if state not in ("ready", "starting") or not judged:
+        if state not in ("ready", "starting") or not (judged or now.phase is Phase.VERIFYING):
             return state
         try:
             instance = self._fleet.instance(now.candidate)
         except FOREIGN:
             return state
         which = (now.id, now.restarted)
-        if state == "ready" and instance:
-            memory.instances.setdefault(which, instance)
-        return "dead" if instance and memory.instances.get(which, instance) != instance else state
+        if state == "ready" and instance and (not judged or which not in memory.instances):
+            memory.instances[which] = instance
+        is_another = instance and memory.instances.get(which, instance) != instance
+        return "dead" if judged and is_another else state
 
     def _restartable(self, now: Rollout) -> bool:
         """Returns whether the candidate can be restarted: a server that runs elsewhere cannot."""

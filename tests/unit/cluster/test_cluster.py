@@ -84,10 +84,13 @@ def test_a_candidate_that_answers_wrongly_on_one_host_never_gets_traffic(cluster
     assert shares == {0.0}
 
 
-def test_a_candidate_that_is_restarted_on_one_host_under_traffic_has_failed(cluster: Cluster) -> None:
+@pytest.mark.parametrize("seconds", [0, 1, 2])
+def test_a_candidate_that_is_restarted_on_one_host_under_traffic_has_failed(
+    cluster: Cluster, seconds: int
+) -> None:
     cluster.serve_first("a", "b")
     cluster.start_second()
-    cluster.step()
+    cluster.step(seconds)
     cluster.agents["b"].restart("flights-v2")
     cluster.until(Phase.ROLLED_BACK)
 
