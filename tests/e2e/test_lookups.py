@@ -1,11 +1,8 @@
 """Lookups that are refreshed under load, refused, rolled back, and killed on the way, on real parts."""
 
-import contextlib
-import http.client
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from serin.serving.client.client import Answers, predict
 from serin.store.artifacts import Release
 from tests.chaos.stage import MODEL, Clients, Stage, stage
 from tests.kit.commands import SERIN, serin_process
+from tests.kit.web import ask, slowly
 from tests.signals import hit
 from tests.unit.export.small_dataset import INPUTS, flights, make_trained, planes, spec_for
 
@@ -115,25 +113,16 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield found
 
 
-def send_slowly(port: int, takes_s: float) -> int:
+def ask_slowly(port: int, takes_s: float) -> int:
     """The status of a request whose body takes so long to arrive."""
-    body = json.dumps({"inputs": inputs()}).encode()
-
-    def parts() -> Iterator[bytes]:
-        yield body[:-1]
-        time.sleep(takes_s)
-        yield body[-1:]
-
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    with contextlib.closing(connection):
-        connection.request("POST", f"/v2/models/{MODEL}/infer", parts(), {"content-length": str(len(body))})
-        return connection.getresponse().status
+    body, length = slowly(json.dumps({"inputs": inputs()}).encode(), takes_s)
+    return ask(port, f"/v2/models/{MODEL}/infer", body, length, timeout_s=30).status
 
 
 def test_a_refresh_under_load_fails_no_request_and_goes_back_with_one_command(scene: Scene) -> None:
     before, port = scene.served_score(), scene.stage.port
     with ThreadPoolExecutor() as beside, Clients(port, 100.0, inputs=inputs) as clients:
-        slow = [beside.submit(send_slowly, port, takes_s) for takes_s in (2.0, 6.0, 10.0, 14.0, 18.0)]
+        slow = [beside.submit(ask_slowly, port, takes_s) for takes_s in (2.0, 6.0, 10.0, 14.0, 18.0)]
         scene.write(seats=190)
         said = scene.serin("lookups", "refresh", MODEL)
         assert f"{MODEL}-v1e2 is live" in said

@@ -3,6 +3,7 @@
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,16 +78,27 @@ def ask(
     timeout_s: float = 20.0,
 ) -> Answer:
     """One request to host:port, or to a port of this machine, over a connection of its own. A body that is neither
-    bytes nor text is sent as JSON, and with a body it is a POST."""
+    bytes nor text nor `slowly` is sent as JSON, and with a body it is a POST."""
     host = f"127.0.0.1:{place}" if isinstance(place, int) else place
     connection = http.client.HTTPConnection(host, timeout=timeout_s)
-    data = body if body is None or isinstance(body, bytes | str) else json.dumps(body)
+    data = body if body is None or isinstance(body, bytes | str | Iterator) else json.dumps(body)
     try:
         connection.request(method or ("GET" if body is None else "POST"), path, data, dict(headers or {}))
         answer = connection.getresponse()
         return Answer(answer.status, answer.read().decode(), answer.headers)
     finally:
         connection.close()
+
+
+def slowly(body: bytes, takes_s: float) -> tuple[Iterator[bytes], dict[str, str]]:
+    """A body that takes so long to arrive, and its header."""
+
+    def parts() -> Iterator[bytes]:
+        yield body[:-1]
+        time.sleep(takes_s)
+        yield body[-1:]
+
+    return parts(), {"content-length": str(len(body))}
 
 
 def answers(place: int | str, path: str, body: Any = None) -> bool:

@@ -57,7 +57,8 @@ class Kubernetes(Place):
     ) -> Answer:
         given = {"authorization": f"Bearer {self._key}", **(headers or {})}
         with closing(http.client.HTTPSConnection(gateway, timeout=20, context=self._tls)) as wire:
-            wire.request("GET" if body is None else "POST", path, body and json.dumps(body), given)
+            sent = body if body is None or isinstance(body, Iterator) else json.dumps(body)
+            wire.request("GET" if body is None else "POST", path, sent, given)
             answer = wire.getresponse()
             return Answer(answer.status, answer.read().decode(), answer.headers)
 

@@ -26,7 +26,7 @@ from tests.fakes.webhooks import Webhook, webhook
 from tests.kit.commands import serin_process
 from tests.kit.threads import beside
 from tests.kit.waiting import until
-from tests.kit.web import Answer, ask, in_a_thread
+from tests.kit.web import Answer, ask, in_a_thread, slowly
 from tests.unit.serving import bundles
 
 AT_ONCE: dict[str, Any] = {"steps": [100], "step_time": "0s", "min_requests": 0, "warmup": "0s", "bake": "0s"}
@@ -207,10 +207,16 @@ class Place(ABC):
     def infer(self, model: str, columns: Columns, gateway: str = "", **headers: str) -> Answer:
         return self.infer_body(model, request_body(columns), gateway, **headers)
 
-    def infer_body(self, model: str, body: Mapping[str, Any], gateway: str = "", **headers: str) -> Answer:
-        """Without a gateway: all of them in turn."""
+    def infer_body(
+        self, model: str, body: Mapping[str, Any], gateway: str = "", *, takes_s: float = 0.0, **headers: str
+    ) -> Answer:
+        """Without a gateway: all of them in turn. `takes_s`: until the body has arrived."""
         where = gateway or self.gateways[next(self._numbers) % len(self.gateways)]
-        return self.call(where, f"/v2/models/{model}/infer", body, headers)
+        path = f"/v2/models/{model}/infer"
+        if not takes_s:
+            return self.call(where, path, body, headers)
+        sent, length = slowly(json.dumps(body).encode(), takes_s)
+        return self.call(where, path, sent, {**headers, **length})
 
     def send(self, model: str, batches: Sequence[Columns], every_s: float = 0.0) -> list[str]:
         """Sends requests one after the other to all gateways in turn; returns their ids."""
@@ -224,17 +230,22 @@ class Place(ABC):
 
     @contextmanager
     def load(
-        self, model: str, clients: int = 3, pause_s: float = 0.05, body: Mapping[str, Any] | None = None
+        self,
+        model: str,
+        clients: int = 3,
+        pause_s: float = 0.05,
+        body: Mapping[str, Any] | None = None,
+        takes_s: float = 0.0,
     ) -> Iterator[Load]:
         """Clients that ask all gateways all the time for the score of one row. `body`: a request with it, for a model
-        that is not the hand-made one."""
+        that is not the hand-made one; `takes_s`: until a body has arrived."""
         stop, seen, lock = threading.Event(), Load(), threading.Lock()
         one = body or request_body(rows(1, seed=5))
 
         def client() -> None:
             while not stop.wait(pause_s):
                 try:
-                    found = round(float(scores(self.infer_body(model, one))[0]), 4)
+                    found = round(float(scores(self.infer_body(model, one, takes_s=takes_s))[0]), 4)
                 except (OSError, http.client.HTTPException, AssertionError) as error:
                     with lock:
                         seen.errors.append(str(error) or repr(error))

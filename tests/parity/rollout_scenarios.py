@@ -78,10 +78,20 @@ def canary_promoted(place: Place, model: str) -> None:
     place.roll_out(model)
     one = rows(1, seed=5)
     with place.load(model) as load:
-        place.roll_out(model, bias=0.5, rollout=CANARY)
+        with place.load(model, clients=4, takes_s=3.0) as slow:
+            place.start(model, bias=0.5, rollout=CANARY)
+            soon(lambda: _is_leaving(place, model), "all traffic at the new version")
+        promoted, said = place.follow(model)
+    assert promoted, said
     assert load.errors == [], load.errors[:3]
+    assert slow.errors == [], "a body was still arriving when the old version left"
     assert load.seen == {round(float(chances(one, bias)[0]), 4) for bias in (0.0, 0.5)}, load.seen
     assert place.status(model)["live"] == place.status(model)["rollout"]["version"]
+
+
+def _is_leaving(place: Place, model: str) -> bool:
+    """Whether the newest rollout drains the old version, or has."""
+    return place.status(model)["rollout"]["phase"] in ("draining", "promoted")
 
 
 @scenario("canary rolled back under load")
