@@ -104,9 +104,8 @@ def key_descriptions(section: type[Section]) -> dict[str, str]:
     read them in every process, which takes 0.2 s.)"""
     found: dict[str, str] = {}
     for kind in reversed(section.__mro__):
-        found |= (
-            _below_fields(kind.__module__).get(kind.__qualname__, {}) if issubclass(kind, Section) else {}
-        )
+        if issubclass(kind, Section) and kind is not Section:
+            found |= _below_fields(kind.__module__).get(kind.__qualname__, {})
     return found
 
 
