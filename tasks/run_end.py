@@ -34,7 +34,8 @@ class RunEnd:
         while there is no connection."""
         pause_s = listening_s if self._connected and not self._reported else asking_s
         try:
-            await asyncio.wait_for(self._news.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._news.wait()
         except TimeoutError:
             return False
         self._news.clear()

@@ -155,7 +155,7 @@ def test_a_stage_is_cancelled_with_its_pipeline(
 
     async def story() -> str:
         pipeline = asyncio.create_task(parent())
-        async with asyncio.timeout(60), get_client() as client:
+        async with asyncio.timeout(60) as limit, get_client() as client:
             while not workers.runs:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await client.set_flow_run_state(seen[0], asked, force=True)
@@ -164,6 +164,7 @@ def test_a_stage_is_cancelled_with_its_pipeline(
                 await pipeline
             (stage_run,) = workers.runs.values()
             state = (await client.read_flow_run(stage_run)).state
+        assert not limit.expired(), "it was the second cancellation that ended the pipeline"
         return str(state.type.value)
 
     assert asyncio.run(story()) == then
@@ -186,7 +187,7 @@ def test_a_requested_run_is_a_subflow_of_the_pipeline_and_the_same_for_the_same_
     async def story() -> tuple[list[FlowRun], TaskRun, UUID]:
         async with get_client() as client:
             about = await client.create_flow_from_name("etl")
-            await client.create_deployment(about, f"place-{about}")
+            deployment = await client.create_deployment(about, f"place-{about}")
 
             @flow
             async def parent() -> list[FlowRun]:
@@ -196,6 +197,7 @@ def test_a_requested_run_is_a_subflow_of_the_pipeline_and_the_same_for_the_same_
             state = await parent(return_state=True)
             runs = await state.aresult()
             above = await client.read_task_run(runs[0].parent_task_run_id)
+            await client.delete_deployment(deployment)  # tests of deployments have the same server
             return runs, above, state.state_details.flow_run_id
 
     (first, again, other), above, pipeline = asyncio.run(story())

@@ -238,6 +238,24 @@ def test_the_end_of_another_run_wakes_nobody() -> None:
     within_bound(wait())
 
 
+@pytest.mark.parametrize("turns", range(3))
+def test_a_cancellation_that_comes_with_the_news_is_not_lost(turns: int) -> None:
+    async def wait() -> None:
+        end = RunEnd(UUID(int=1))
+        waiting = asyncio.create_task(news(end))
+        await asyncio.sleep(SHORT_S)
+        end._news.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        else:
+            assert turns, "it has not had a turn yet"
+
+    within_bound(wait())
+
+
 def test_without_a_server_the_wait_is_a_pause_until_the_next_question() -> None:
     async def wait() -> None:
         async with listening_for_end(UUID(int=1)) as end:
