@@ -135,9 +135,9 @@ class Agent:
             memory = self._memory(release)
             action = next_action(
                 memory,
-                seen,
+                replace(seen, active_requests=seen.active_requests + self._arriving),
                 wanted=release in wanted,
-                unrouted=release.name in self._leaving and not self._arriving,
+                unrouted=release.name in self._leaving,
                 longest_request_s=longest_s,
                 t=t,
             )

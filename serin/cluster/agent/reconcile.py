@@ -51,8 +51,7 @@ def wanted_here(desired: DesiredState, host: str) -> set[Release]:
 def next_action(
     memory: Memory, seen: Seen, *, wanted: bool, unrouted: bool, longest_request_s: float, t: float
 ) -> Action:
-    """Returns what to do with one release. `unrouted`: this gateway sends it nothing new, and receives
-    no request any more that may be for it. Updates `memory`."""
+    """Returns what to do with one release. `unrouted`: this gateway sends it nothing new. Updates `memory`."""
     if seen.state == "ready":
         memory.ready_at = t
         memory.started.done()

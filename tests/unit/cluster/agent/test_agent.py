@@ -190,10 +190,13 @@ def test_a_release_that_cannot_be_started_says_why(scene: Scene) -> None:
 def test_what_is_not_desired_any_more_is_drained_and_then_stopped(scene: Scene) -> None:
     scene.link.want(ROUTE, **{"m-v1": ("a",), "m-v2": ("a",)})
     scene.tick(5)
-    scene.gateway.active, scene.gateway.arriving = {"m-v2": 1}, 2
+    scene.gateway.active = {"m-v2": 1}
     scene.link.want(ROUTE, **{"m-v1": ("a",)})
-    assert scene.tick(5).arriving_requests == 2
+    scene.tick(5)
     assert scene.gateway.applied[-1]["leaving"] == {"m-v2"}
+    assert scene.fleet.stops == []
+    scene.gateway.arriving = 2
+    assert scene.tick().arriving_requests == 2
     scene.gateway.active = {}
     scene.tick(5)
     assert scene.fleet.stops == [], "what is still being received may be for it"
