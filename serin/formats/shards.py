@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -162,13 +162,18 @@ def _arrays(rows: Rows) -> Iterator[tuple[Array, int]]:
         yield array.astype(dtype, copy=False), width
 
 
+def digested_whole(approximate: Collection[str]) -> list[str]:
+    """The files whose digests are over all their bytes."""
+    return [name for name in FILES if name != "num.f32" or not approximate]
+
+
 def digest_part_file(
     split: Path, index: int, rows: int, name: str, numeric: Sequence[str], approximate: Sequence[str] = ()
 ) -> bytes:
     """The digest of a file of a part of a split of `rows` rows. Columns named in `approximate` may differ in their last
     bit between machines: it leaves them out."""
     file = part_folder(split, index) / name
-    if name != "num.f32" or not approximate:
+    if name in digested_whole(approximate):
         with file.open("rb", buffering=0) as content:
             return digest_of(content)
     num = _map(file, FILES[name], (_rows_of_part(index, rows), len(numeric)))

@@ -31,7 +31,7 @@ from serin.etl.dataset.transform import (
     target_ends,
     write_piece,
 )
-from serin.etl.engines.device import gpu_aware, to_host
+from serin.etl.engines.device import FileDigests, gpu_aware, to_host
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.engines.progress import Progress
 from serin.etl.relational.checks import write_freshness
@@ -115,8 +115,10 @@ class Assembly:
             telling = beside.submit(
                 self._tell, folder, described, statistics, train_sample, extents, totals, warnings
             )
-            candidates = self._write_rows(held, plan, folder, sizes, totals)
-            parts = PartSeals(folder, described.splits, plan, self.syncs, threads=self.engine.workers)
+            candidates, digests = self._write_rows(held, plan, folder, sizes, totals)
+            parts = PartSeals(
+                folder, described.splits, plan, self.syncs, digests, threads=self.engine.workers
+            )
             with parts as seals:
                 made = Made(
                     lookups=list(zip(described.lookups, lookups, strict=True)), derived=described.derived
@@ -172,12 +174,13 @@ class Assembly:
 
     def _write_rows(
         self, held: Held, plan: FeaturePlan, folder: Path, sizes: Sizes, totals: Totals
-    ) -> list[Candidates]:
+    ) -> tuple[list[Candidates], FileDigests]:
         self.progress.begin("made into features and written")
         starts = (np.cumsum(sizes, axis=0) - sizes).tolist()
         shared = (plan, str(folder), self.layout.inputs, totals.labels)
-        found = self.engine.collect(write_piece, held, *shared, each=starts)
-        return [each for each in found if each is not None]
+        written = self.engine.collect(write_piece, held, *shared, each=starts)
+        candidates = [each.candidates for each in written if each.candidates is not None]
+        return candidates, {file: digest for each in written for file, digest in each.digests.items()}
 
     def _describe(
         self, plan: FeaturePlan, totals: Totals, rows: Mapping[str, int], folder: Path

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from serin.etl.engines.device import FileDigests
 from serin.etl.relational.relation import LoadedJoin
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import (
@@ -31,7 +32,8 @@ from serin.machine.durable import Syncs
 
 class PartSeals:
     """Computes digests of the files of all parts in the background until `digests` is called, which writes the headers;
-    `syncs` brings all files of the parts to the disk. Use it as a context manager."""
+    `syncs` brings all files of the parts to the disk. Use it as a context manager. `known`: digests of beginnings of
+    files, which are not computed again where these are whole."""
 
     def __init__(
         self,
@@ -39,12 +41,14 @@ class PartSeals:
         splits: Mapping[str, SplitDescription],
         plan: FeaturePlan,
         syncs: Syncs,
+        known: FileDigests,
         *,
         threads: int,
     ) -> None:
         categorical = [output.name for output in plan.categorical]
         self._names = plan.numeric, categorical, list(plan.approximate)
         self._syncs = syncs
+        self._known = known
         self._parts = [
             (folder / name, index, split.rows)
             for name, split in splits.items()
@@ -55,9 +59,7 @@ class PartSeals:
                 syncs.add(file)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="digest")
         self._digests = {
-            (split, index, name): self._threads.submit(
-                digest_part_file, split, index, rows, name, plan.numeric, list(plan.approximate)
-            )
+            (split, index, name): self._threads.submit(self._digest, split, index, rows, name)
             for name in FILES  # the largest of all parts first
             for split, index, rows in self._parts
         }
@@ -71,6 +73,14 @@ class PartSeals:
     def digests(self) -> list[str]:
         """One per part, in order, when all headers are written."""
         return [self._seal(*part) for part in self._parts]
+
+    def _digest(self, split: Path, index: int, rows: int, name: str) -> bytes:
+        file = part_folder(split, index) / name
+        size, digest = self._known.get(file, (-1, b""))
+        if size == file.stat().st_size:
+            return digest
+        numeric, _, approximate = self._names
+        return digest_part_file(split, index, rows, name, numeric, approximate)
 
     def _seal(self, split: Path, index: int, rows: int) -> str:
         digests = [self._digests[split, index, name].result() for name in FILES]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from serin.columns.column import Column, any_true, array_module, beside, count_true, on_host, take, tally
 from serin.etl.dataset.golden import Candidates, pick_candidates
 from serin.etl.dataset.split import LEFT_OUT, SplitRule
-from serin.etl.engines.device import gpu_aware, store_rows
+from serin.etl.engines.device import FileDigests, gpu_aware, store_rows
 from serin.etl.engines.engine import Engine, Held
 from serin.etl.relational.groups import joined, sampled
 from serin.etl.relational.relation import Prepared
@@ -21,7 +21,7 @@ from serin.etl.relational.target import Class, first_target
 from serin.features.plan import FeaturePlan
 from serin.formats.dataset import SPLITS
 from serin.formats.schema import InputColumn
-from serin.formats.shards import Rows, RowWriter
+from serin.formats.shards import Rows, RowWriter, digested_whole
 
 _TEST = SPLITS.index("test")
 SAMPLE_ROWS = 20_000
@@ -86,6 +86,15 @@ def target_ends(divided: Divided) -> npt.NDArray[np.float32] | None:
     return np.stack([target.min(axis=0), target.max(axis=0)]) if len(target) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What is known of a written piece. `candidates`: the rows that may become golden, when there are test rows.
+    `digests`: of files that begin with rows of it, where the rows came from a GPU."""
+
+    candidates: Candidates | None
+    digests: FileDigests
+
+
 @gpu_aware
 def write_piece(
     divided: Divided,
@@ -94,16 +103,15 @@ def write_piece(
     folder: str,
     inputs: tuple[InputColumn, ...],
     classes: int,
-) -> Candidates | None:
-    """Makes the features and writes each split's rows from its own start on; the rows that may become golden, when
-    there are test rows among them."""
+) -> Written:
+    """Makes the features and writes each split's rows from its own start on."""
     here = all(column.xp is np for column in divided.columns.values())
     make = _write_from_host if here else _write_from_gpu
-    num, cat = make(divided, starts, plan, Path(folder))
+    num, cat, digests = make(divided, starts, plan, Path(folder))
     test = divided.span(_TEST)
     if test.stop == test.start:
-        return None
-    return pick_candidates(
+        return Written(candidates=None, digests=digests)
+    candidates = pick_candidates(
         inputs,
         plan,
         {name: column[test] for name, column in divided.columns.items()},
@@ -113,11 +121,12 @@ def write_piece(
         first_target(divided.target[test]),
         classes,
     )
+    return Written(candidates=candidates, digests=digests)
 
 
 def _write_from_host(
     divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, FileDigests]:
     """Block by block; num and cat of the test rows are kept."""
     blocks = plan.block_transform(divided.columns, divided.fold_ids[divided.span(0)])
     widths = len(plan.numeric), len(plan.categorical)
@@ -134,15 +143,15 @@ def _write_from_host(
                 target, ids = divided.target[part], divided.rows[part]
                 made = Rows(num=num[:count], cat=cat[:count], target=target, rows=ids)
                 writer.write(starts[split] + start, made)
-    return num, cat
+    return num, cat, {}
 
 
 def _write_from_gpu(
     divided: Divided, starts: Sequence[int], plan: FeaturePlan, folder: Path
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, FileDigests]:
     num, cat = plan.transform(divided.columns, divided.fold_ids[divided.span(0)])
     spans = [(divided.span(split), folder / name, starts[split]) for split, name in enumerate(SPLITS)]
-    store_rows(
+    places = (
         (
             place,
             start,
@@ -151,8 +160,9 @@ def _write_from_gpu(
         for span, place, start in spans
         if span.stop > span.start
     )
+    digests = store_rows(places, digested_whole(plan.approximate))
     test = divided.span(_TEST)
-    return num[test], cat[test]
+    return num[test], cat[test], digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

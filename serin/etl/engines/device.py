@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from blake3 import blake3
 
 from serin.columns.column import Column, array_module, on_host
 from serin.errors import GpuUnusable
@@ -25,6 +26,7 @@ from serin.spec.features import FeatureSpec
 from serin.store.waits import waiting_in_process
 
 F = TypeVar("F", bound=Callable[..., Any])
+FileDigests = dict[Path, tuple[int, bytes]]  # of each file so many bytes, from its first on, and their digest
 _rescued: list[int] = []  # appending is safe from any thread
 QUICK_COMPILER = ("CUPY_NVRTC_USE_PCH", "1")  # a first run compiles its kernels in two thirds of the time
 _STAGE_BYTES = 2**23  # of locked memory that a thread copies through
@@ -182,9 +184,11 @@ def take_rescues() -> int:
     return count
 
 
-def store_rows(places: Iterable[tuple[Path, int, Rows]]) -> None:
+def store_rows(places: Iterable[tuple[Path, int, Rows]], digested: Collection[str] = ()) -> FileDigests:
     """What `write_rows` does for each (split, start, rows), wherever the rows are: a GPU's go out file by file, through
-    locked memory, all splits side by side."""
+    locked memory, all splits side by side. Files named in `digested` are digested on the way, where this is their
+    beginning."""
+    digests: FileDigests = {}
     with ThreadPoolExecutor(_WRITERS, thread_name_prefix="from-gpu") as pool:
         waiting: list[Future[None]] = []
         for split, start, rows in places:
@@ -195,21 +199,30 @@ def store_rows(places: Iterable[tuple[Path, int, Rows]]) -> None:
                 waiting.append(pool.submit(write_rows, split, start, here))
                 continue
             array_module(rows.num).cuda.get_current_stream().synchronize()  # threads may use other streams
-            waiting += [pool.submit(_copy_out, *place) for place in place_rows(split, start, rows)]
+            for file, array, offset in place_rows(split, start, rows):
+                wanted = digests if offset == 0 and file.name in digested else None
+                waiting.append(pool.submit(_copy_out, file, array, offset, wanted))
         for done in waiting:
             done.result()
+    return digests
 
 
-def _copy_out(file: Path, array: Any, offset: int) -> None:
+def _copy_out(file: Path, array: Any, offset: int, digests: FileDigests | None) -> None:
     import cupyx
 
     content = array_module(array).ascontiguousarray(array).reshape(-1).view(np.uint8)
     stage = cupyx.empty_pinned(min(_STAGE_BYTES, len(content)), np.uint8)
+    digest = blake3()
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         for start in range(0, len(content), _STAGE_BYTES):
             block = content[start : start + _STAGE_BYTES]
-            write_at(descriptor, block.get(out=stage[: len(block)]), offset + start)
+            here = block.get(out=stage[: len(block)])
+            write_at(descriptor, here, offset + start)
+            if digests is not None:
+                digest.update(here)
     finally:
         os.close(descriptor)
+    if digests is not None:
+        digests[file] = len(content), digest.digest()
     begin_sync_beside(file)  # the disk is much slower than the copies

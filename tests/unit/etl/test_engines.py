@@ -7,6 +7,7 @@ from pathlib import Path
 import distributed
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from serin.columns.column import Column, any_true, count_true, tally
 from serin.errors import ClusterNotUp, EngineFailed, JoinNotManyToOne, SpecError, TargetUnusable
@@ -398,8 +399,13 @@ def test_rows_leave_a_gpu_for_the_same_files(
     )
     there = Rows(**{name: module.asarray(getattr(rows, name)) for name in ("num", "cat", "target", "rows")})
     write_rows(tmp_path / "host", start, rows)
-    store_rows([(tmp_path / "gpu", start, there)])
+    digests = store_rows([(tmp_path / "gpu", start, there)], digested=("num.f32", "rows.i64"))
     files = sorted(path.relative_to(tmp_path / "host") for path in (tmp_path / "host").rglob("*.*"))
     assert len(files) == (8 if start else 4)
     for file in files:
         assert (tmp_path / "gpu" / file).read_bytes() == (tmp_path / "host" / file).read_bytes()
+    last = tmp_path / "gpu" / files[-1].parent  # the only part that begins with one of these rows
+    wanted = {name: (last / name).read_bytes() for name in ("num.f32", "rows.i64")}
+    assert digests == {
+        last / name: (len(content), blake3(content).digest()) for name, content in wanted.items()
+    }
