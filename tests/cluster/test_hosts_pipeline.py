@@ -61,14 +61,12 @@ class Pipelines:
         """The states of a flow's runs."""
         return sorted(run["state_type"] for run in self._runs(flow))
 
-    def given_up(self, flow: str) -> list[str]:
-        """The reasons why runs of a flow were marked as crashed, whatever they reported afterwards."""
-        states = [
-            state
-            for run in self._runs(flow)
-            for state in self.ask(f"/flow_run_states/?flow_run_id={run['id']}")
-        ]
-        return [state["message"] for state in states if state["type"] == "CRASHED"]
+    def given_up(self, flow: str) -> list[list[str]]:
+        """For each run of a flow that was marked as crashed, whatever it reported afterwards: the reasons, the earliest
+        first."""
+        states = [self.ask(f"/flow_run_states/?flow_run_id={run['id']}") for run in self._runs(flow)]
+        reasons = [[state["message"] for state in own if state["type"] == "CRASHED"] for own in states]
+        return [own for own in reasons if own]
 
     def _runs(self, flow: str) -> list[dict[str, Any]]:
         return self.ask("/flow_runs/filter", {"flows": {"name": {"any_": [flow]}}})
@@ -110,9 +108,11 @@ def test_a_stage_whose_host_is_cut_off_is_done_by_another_and_one_version_is_pub
         what="host b ends the run that was given up",
     )
     # Host b may have finished the training that was given up: Prefect then takes its report for the run's last state.
+    # A training that reported itself before its worker ended it has crashed twice.
     assert pipelines.runs("train") in (["COMPLETED", "CRASHED"], ["COMPLETED", "COMPLETED"])
-    (reason,) = pipelines.given_up("train")
-    assert "silent" in reason
+    (reasons,) = pipelines.given_up("train")
+    assert "silent" in reasons[0]
+    assert len(reasons) <= 2
     assert pipelines.runs("etl") == pipelines.runs("export") == pipelines.runs("pipeline") == ["COMPLETED"]
     with cluster.network["store"].inside():
         store = Store.open()
