@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -76,11 +77,16 @@ def ask(
     *,
     method: str = "",
     timeout_s: float = 20.0,
+    tls: ssl.SSLContext | None = None,
 ) -> Answer:
     """One request to host:port, or to a port of this machine, over a connection of its own. A body that is neither
     bytes nor text nor `slowly` is sent as JSON, and with a body it is a POST."""
     host = f"127.0.0.1:{place}" if isinstance(place, int) else place
-    connection = http.client.HTTPConnection(host, timeout=timeout_s)
+    connection = (
+        http.client.HTTPSConnection(host, timeout=timeout_s, context=tls)
+        if tls
+        else http.client.HTTPConnection(host, timeout=timeout_s)
+    )
     data = body if body is None or isinstance(body, bytes | str | Iterator) else json.dumps(body)
     try:
         connection.request(method or ("GET" if body is None else "POST"), path, data, dict(headers or {}))

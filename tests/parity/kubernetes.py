@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import shutil
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from tests.cluster.kubernetes_prefect import prefect_variables, start_prefect
 from tests.cluster.test_kubernetes_rollout import PARTS, RELEASES, Access, leader
 from tests.fakes.kserve import KServe
 from tests.kit.commands import serin_process
-from tests.kit.web import Answer
+from tests.kit.web import Answer, ask
 from tests.parity.place import Place
 
 
@@ -56,11 +54,7 @@ class Kubernetes(Place):
         self, gateway: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         given = {"authorization": f"Bearer {self._key}", **(headers or {})}
-        with closing(http.client.HTTPSConnection(gateway, timeout=20, context=self._tls)) as wire:
-            sent = body if body is None or isinstance(body, Iterator) else json.dumps(body)
-            wire.request("GET" if body is None else "POST", path, sent, given)
-            answer = wire.getresponse()
-            return Answer(answer.status, answer.read().decode(), answer.headers)
+        return ask(gateway, path, body, given, tls=self._tls)
 
     @contextmanager
     def server(self, model: str, **how: Any) -> Iterator[KServe]:
