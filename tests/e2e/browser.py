@@ -19,6 +19,7 @@ from tests.signals import send_group
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _START_S = 60.0
+_ANSWER_S = 300.0  # while a page is being fetched the browser answers nothing
 
 
 def find_browser() -> str | None:
@@ -41,7 +42,7 @@ class Page:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": parameters}))
         while True:
-            message = json.loads(self._socket.recv(timeout=60))
+            message = json.loads(self._socket.recv(timeout=_ANSWER_S))
             if message.get("method") == "Runtime.exceptionThrown":
                 self.complaints.append(str(message["params"]["exceptionDetails"].get("text")))
             if (
@@ -82,12 +83,14 @@ class Page:
     def wait_for(self, *words: str, seconds: float = 60.0) -> str:
         """All that can be read, once `words` are among it."""
         deadline = time.monotonic() + seconds
-        while not all(word in (shown := self.text()) for word in words):
+        while True:
+            shown = self.text()
+            if all(word in shown for word in words):
+                return shown
             assert time.monotonic() < deadline, (
                 f"{words} not on the page within {seconds:.0f} s, but: {shown[:2000]}"
             )
             time.sleep(0.1)
-        return shown
 
     def wait_until(self, script: str, what: str, *, seconds: float = 60.0) -> None:
         until(lambda: self.run(script), what, within_s=seconds, every_s=0.1, said=lambda: self.text()[:2000])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from serin.console.views import reasons
 from tests.e2e.browser import Page, find_browser
 from tests.e2e.test_experiments_page import AXE, VIOLATIONS, page, press
 from tests.fakes.recorded_answers import MODEL, make_model, record, some_flights
@@ -20,6 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with a request of three rows, and one whose answer was another."""
     home = tmp_path / "home"
     monkeypatch.setenv("SERIN_HOME", str(home))
+    monkeypatch.setattr(reasons, "_NICE", 0)  # other tests would keep it from ever being done
     model = make_model(tmp_path, str(home / "store"), monitoring={"capture": CAPTURE})
     record(home, model.base, tmp_path / "one", some_flights(310, 3), ["batch-1"] * 3)
     record(home, model.base, tmp_path / "two", some_flights(320, 1), ["other"], _answer_score=[0.125])
