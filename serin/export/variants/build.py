@@ -248,6 +248,7 @@ def to_int8(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelPr
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
+            reduce_range=True,  # two products fit into 16 bits, where processors without VNNI add them
             op_types_to_quantize=[*_LAYERS, "Gather", "Relu"],
         )
 
@@ -259,7 +260,8 @@ def to_int8_dynamic(network: onnx.ModelProto) -> onnx.ModelProto | str:
     batch; or why it is impossible."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    return _quantised(network, partial(quantize_dynamic, per_channel=True, weight_type=QuantType.QInt8))
+    how = {"per_channel": True, "weight_type": QuantType.QInt8, "reduce_range": True}  # as above
+    return _quantised(network, partial(quantize_dynamic, **how))
 
 
 def _quantised(network: onnx.ModelProto, quantise: Callable[[str, str], None]) -> onnx.ModelProto | str:

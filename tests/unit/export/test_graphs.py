@@ -270,6 +270,17 @@ def test_every_variant_answers_nearly_as_fp32_does_and_all_of_them_are_judged(
         assert abs(found.drop) < 0.01
 
 
+@pytest.mark.parametrize("name", ["int8", "int8_dynamic"])
+def test_two_products_of_integer_weights_fit_into_16_bits(name: str, network_with_table: Network) -> None:
+    """Processors without VNNI clip what does not fit: their answers would be others."""
+    variant = build(network_with_table)[name]
+    assert isinstance(variant, Variant)
+    tensors = [onnx.numpy_helper.to_array(tensor) for tensor in variant.graph.graph.initializer]
+    weights = [values for values in tensors if values.dtype == np.int8 and values.ndim == 2]
+    assert weights
+    assert max(np.abs(values.astype(np.int64)).max() for values in weights) * 255 * 2 < 2**15
+
+
 def test_fp16_halves_the_weights_and_keeps_sensitive_operators() -> None:
     torch.manual_seed(1)
     shape = TableShape(numeric=4, sizes=(50, 9), outputs=1)
