@@ -51,6 +51,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_collection(session: pytest.Session) -> None:
     gc.disable()  # imports leave little garbage, and each worker imports everything
+    config, worker = session.config, os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and config.args == config.getini("testpaths"):
+        from tests.scheduling import in_turn
+
+        number, several = int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        config.args = in_turn(config.args[0], config.getini("norecursedirs"), number, several)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,8 @@
 """Which tests a worker of `make test` is given at once, in which order, and how many workers there are."""
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
@@ -21,10 +23,19 @@ def scope(nodeid: str) -> str:
     return TOGETHER.get(file.rpartition("/")[0], file)
 
 
-def order(nodeid: str) -> int:
-    """Sorts tests; those with the same number stay as they were collected."""
+def order(nodeid: str) -> tuple[int, str]:
+    """Sorts tests by file; those of a file stay as they were collected."""
     mine = scope(nodeid)
-    return next((place for place, name in enumerate(FIRST) if mine.startswith(name)), len(FIRST))
+    place = next((place for place, name in enumerate(FIRST) if mine.startswith(name)), len(FIRST))
+    return place, nodeid.partition("::")[0]
+
+
+def in_turn(folder: str, without: Sequence[str], worker: int, of: int) -> list[str]:
+    """The files with tests, from another one on for each worker: what one has compiled the others find compiled."""
+    files = sorted(str(file) for file in Path(folder).rglob("test_*.py"))
+    wanted = [file for file in files if not file.startswith(tuple(f"{name}/" for name in without))]
+    first = len(wanted) * worker // of
+    return wanted[first:] + wanted[:first]
 
 
 def workers() -> int:

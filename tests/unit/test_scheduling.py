@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.browser import open_browser
-from tests.scheduling import order, scope
+from tests.scheduling import in_turn, order, scope
 from tests.signals import hit, kill_9, send_group
 
 SHARED = {("tests/e2e/stack", "stack"): "stack", ("tests", "prefect_server"): "flows"}
@@ -43,6 +43,16 @@ def test_long_tests_come_before_short_ones_and_those_of_one_scope_together() -> 
         "tests/e2e/test_client.py",
         "tests/unit/test_errors.py",
     ]
+
+
+def test_workers_collect_the_same_files_each_from_another_one_on(tmp_path: Path) -> None:
+    wanted = [str(tmp_path / name) for name in ("a/test_1.py", "b/test_2.py", "b/test_3.py", "test_4.py")]
+    for file in (*wanted, str(tmp_path / "b" / "scene.py"), str(tmp_path / "root" / "test_5.py")):
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).touch()
+    lists = [in_turn(str(tmp_path), [".*", str(tmp_path / "root")], worker, 3) for worker in range(3)]
+    assert [sorted(files) for files in lists] == [wanted] * 3
+    assert len({files[0] for files in lists}) == 3
 
 
 def test_a_browser_that_cannot_start_says_why(tmp_path: Path) -> None:
