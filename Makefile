@@ -11,7 +11,7 @@ BENCH_READY  := $(BENCH_VENV)/.installed
 BENCH        ?=
 ARGS         ?=
 ACT          ?=
-COMMIT       ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+COMMIT       ?= $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null)
 # Of tests/unit: what trains networks, and so takes minutes.
 TRAINS       := training export models api test_doors.py test_cli_stages.py test_notebook.py
 TYPES        := $(BIN)/mypy && $(BIN)/lint-imports
