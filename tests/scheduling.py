@@ -39,8 +39,8 @@ def in_turn(folder: str, without: Sequence[str], worker: int, of: int) -> list[s
 
 
 def workers() -> int:
-    """Two more than there are cores: tests of real servers wait most of the time."""
-    return len(os.sched_getaffinity(0)) + 2
+    """One more than there are cores: tests of real servers wait a part of the time."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 class ByScope(LoadScopeScheduling):
