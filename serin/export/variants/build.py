@@ -28,6 +28,8 @@ _FEWEST_ROWS = 64  # below this nothing is saved
 _STEPS = 127.0
 _CALIBRATION_BATCH_ROWS = 256
 _LAYERS = ("Gemm", "MatMul")
+# Of 7 bits: two products fit into 16 bits then, where processors without VNNI add them.
+_WEIGHTS = {"per_channel": True, "reduce_range": True}
 _REWRITTEN = ("fp16", "int8", "int8_dynamic", "int8_embeddings", "tensorrt")
 _LARGE = "its weights are in a file beside the graph, and this variant needs a graph that contains them"
 LARGEST = 1024.0  # up to here float16's steps are below one thousandth of the value
@@ -245,10 +247,9 @@ def to_int8(network: onnx.ModelProto, rows: Mapping[str, Array]) -> onnx.ModelPr
             target,
             Rows(),
             quant_format=QuantFormat.QDQ,
-            per_channel=True,
+            **_WEIGHTS,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            reduce_range=True,  # two products fit into 16 bits, where processors without VNNI add them
             op_types_to_quantize=[*_LAYERS, "Gather", "Relu"],
         )
 
@@ -260,8 +261,7 @@ def to_int8_dynamic(network: onnx.ModelProto) -> onnx.ModelProto | str:
     batch; or why it is impossible."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    how = {"per_channel": True, "weight_type": QuantType.QInt8, "reduce_range": True}  # as above
-    return _quantised(network, partial(quantize_dynamic, **how))
+    return _quantised(network, partial(quantize_dynamic, **_WEIGHTS, weight_type=QuantType.QInt8))
 
 
 def _quantised(network: onnx.ModelProto, quantise: Callable[[str, str], None]) -> onnx.ModelProto | str:
