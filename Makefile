@@ -15,6 +15,7 @@ COMMIT       ?= $(shell git describe --always --dirty --abbrev=12 --exclude='*' 
 # Of tests/unit: what trains networks, and so takes minutes.
 TRAINS       := training export models api test_doors.py test_cli_stages.py test_notebook.py
 TYPES        := $(BIN)/mypy && $(BIN)/lint-imports
+TEXTS        := tests/architecture/test_sources.py tests/architecture/test_texts.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -116,8 +117,9 @@ chaos: $(INSTALLED) $(TRITON) ## candidates that fail on purpose under load; eve
 	$(BIN)/python -m tests.chaos.schedules
 	$(BIN)/python -m tests.chaos.scores
 
-lint: ruff ## ruff, mypy --strict, import rules
+lint: ruff ## ruff, mypy --strict, import rules, what sources and texts may say
 	$(TYPES)
+	$(BIN)/python -m pytest -q -n 0 --no-header $(TEXTS)
 
 ruff: $(INSTALLED)
 	$(BIN)/ruff check .
